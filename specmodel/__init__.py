@@ -1,0 +1,2 @@
+"""specmodel: does speculative decoding pay on this device, and with how many drafts?"""
+from specmodel.architectures import *  # temporary

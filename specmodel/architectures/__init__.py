@@ -1,0 +1,33 @@
+"""Model records, the ``config.json`` reader, draft heads and named models."""
+
+from specmodel.architectures.config import from_dict, read_config
+from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
+from specmodel.architectures.presets import load_model, model_names
+from specmodel.architectures.records import (
+    MLP,
+    Architecture,
+    Attention,
+    Fusion,
+    LatentAttention,
+    Layer,
+    Linear,
+    MoE,
+)
+
+__all__ = [
+    "MLP",
+    "Architecture",
+    "Attention",
+    "Fusion",
+    "LatentAttention",
+    "Layer",
+    "Linear",
+    "MoE",
+    "eagle3_head",
+    "eagle_head",
+    "from_dict",
+    "load_model",
+    "model_names",
+    "mtp_head",
+    "read_config",
+]

@@ -1,0 +1,164 @@
+"""Draft heads that sit on a target: EAGLE, EAGLE-3 and MTP (NextN).
+
+Each is an `Architecture` of its own, so that a draft pass is costed like any other pass.
+The layer shapes follow the public implementations: EAGLE in SafeAILab/EAGLE
+(``cnets1.py``), EAGLE-3 in vLLM (``llama_eagle3.py``), MTP in vLLM (``deepseek_mtp.py``),
+read 2026-11-29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from specmodel.architectures.records import (
+    MLP,
+    Architecture,
+    Attention,
+    Fusion,
+    Layer,
+)
+from specmodel.errors import ArchitectureError
+
+EAGLE3_DRAFT_VOCAB = 32_000
+"""Reduced draft vocabulary of published EAGLE-3 heads (SpecForge configurations)."""
+
+
+def eagle_head(target: Architecture) -> Architecture:
+    """Return an EAGLE head shaped like the target: one layer, 2H to H fusion at every pass.
+
+    Its embedding and LM head are the target's. The layer has no input norm and the head no
+    final norm.
+
+    Raises
+    ------
+    ArchitectureError
+        When the target does not say what a dense layer of it would look like.
+
+    References
+    ----------
+    .. [1] Li et al., EAGLE, ICML 2024, arXiv:2401.15077.
+    """
+    attention, mlp = _dense_parts(target, "eagle")
+    return _head(
+        target,
+        "EAGLE",
+        layers=((Layer(attention=attention, mlp=mlp, norms=1), 1),),
+        fusion=Fusion(inputs=2 * target.hidden_size, bias=True),
+        final_norm=False,
+        own_head=False,
+    )
+
+
+def eagle3_head(target: Architecture, *, draft_vocab: int = EAGLE3_DRAFT_VOCAB) -> Architecture:
+    """Return an EAGLE-3 head shaped like the target, with its own LM head of `draft_vocab` rows.
+
+    Raises
+    ------
+    ArchitectureError
+        When the target does not say what a dense layer of it would look like.
+
+    References
+    ----------
+    .. [1] Li et al., EAGLE-3, NeurIPS 2025, arXiv:2503.01840.
+    """
+    attention, mlp = _dense_parts(target, "eagle3")
+    common = {
+        "name": f"EAGLE-3 head for {target.name}",
+        "source": f"derived from {target.name}",
+        "model_type": "eagle3",
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "head_vocab_size": min(draft_vocab, target.vocab_size),
+        "dtype": target.dtype,
+        "weight_dtype": target.dtype,
+        "kv_dtype": target.kv_dtype,
+    }
+    return eagle3_record(common, attention, mlp, target_hidden=target.hidden_size)
+
+
+def eagle3_record(
+    common: Mapping[str, Any],
+    attention: Attention,
+    mlp: MLP,
+    *,
+    target_hidden: int,
+    layers: int = 1,
+) -> Architecture:
+    """Return an EAGLE-3 head.
+
+    The first layer's queries, keys and values see the token embedding and the fused feature
+    side by side (2H); three target features are fused (3H to H) once per round, in the first
+    draft pass.
+    """
+    wide = replace(attention, input_width=2 * common["hidden_size"])
+    first = Layer(attention=wide, mlp=mlp, norms=3)
+    rest = Layer(attention=attention, mlp=mlp)
+    return Architecture(
+        **common,
+        layers=((first, 1),) if layers == 1 else ((first, 1), (rest, layers - 1)),
+        fusion=Fusion(inputs=3 * target_hidden, every_pass=False),
+        own_embedding=False,
+    )
+
+
+def mtp_head(target: Architecture) -> Architecture:
+    """Return the target's multi-token-prediction block: one more layer of the target's last kind.
+
+    Embedding and LM head are shared with the target.
+
+    Raises
+    ------
+    ArchitectureError
+        When the target carries no such block.
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
+    """
+    if not target.mtp_layers:
+        raise ArchitectureError(f"{target.name} carries no MTP block (num_nextn_predict_layers)")
+    return _head(
+        target,
+        "MTP",
+        layers=((target.layers[-1][0], 1),),
+        fusion=Fusion(inputs=2 * target.hidden_size, norms=2),
+        own_head=False,
+        weight_dtype=target.weight_dtype,
+        scale_block=target.scale_block,
+    )
+
+
+def _head(target: Architecture, kind: str, **fields: Any) -> Architecture:
+    return replace(
+        target,
+        **{
+            "name": f"{kind} head for {target.name}",
+            "source": f"derived from {target.name}",
+            "model_type": kind.lower(),
+            "own_embedding": False,
+            "tied_embeddings": False,
+            "weight_dtype": target.dtype,
+            "scale_block": None,
+            "mtp_layers": 0,
+            **fields,
+        },
+    )
+
+
+def _dense_parts(target: Architecture, kind: str) -> tuple[Attention, MLP]:
+    """Return the target's attention (no window) and a dense MLP of its width, without biases."""
+    attention = target.layers[-1][0].attention
+    if not isinstance(attention, Attention):
+        raise ArchitectureError(
+            f"the {kind} head of {target.name} cannot be derived from it (its attention is "
+            f"{attention.kind}); give the head's own config.json with --draft"
+        )
+    if target.dense_width is None:
+        raise ArchitectureError(
+            f"the {kind} head of {target.name} cannot be derived from it (no intermediate_size); "
+            "give the head's own config.json with --draft"
+        )
+    plain = replace(attention, window=None, qkv_bias=False, output_bias=False, qk_norm=False)
+    return plain, MLP(width=target.dense_width)

@@ -1,0 +1,105 @@
+"""Strict access to the keys of a ``config.json``: every key is read, known to be irrelevant, or refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specmodel.errors import ArchitectureError
+
+_MISSING = object()
+
+WITHOUT_EFFECT = frozenset(
+    """
+    architectures model_type torch_dtype dtype transformers_version auto_map hidden_act
+    initializer_range max_position_embeddings rms_norm_eps rope_scaling rope_theta
+    rope_parameters rope_interleaved rope_type partial_rotary_factor use_cache pretraining_tp
+    attention_dropout hidden_dropout resid_pdrop embd_pdrop output_router_logits
+    router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux ep_size norm_topk_prob n_group
+    topk_group topk_method scoring_func routed_scaling_factor is_llama_config
+    transformers.js_config tokenizer_class
+    torchscript gradient_checkpointing return_dict output_attentions output_hidden_states
+    use_return_dict is_encoder_decoder finetuning_task problem_type task_specific_params
+    chunk_size_feed_forward attn_implementation use_flash_attn num_return_sequences
+    """.split()
+)
+"""Keys that change no count and no cost."""
+
+_WITHOUT_EFFECT = re.compile(r"_.*|unsloth.*|(?:\w+_)?token_id|(?:id2|label2)\w+|\w*dropout\w*")
+
+
+class Keys:
+    """The keys of one description, remembering which were read.
+
+    Parameters
+    ----------
+    values : mapping
+        The parsed JSON object.
+    where : str
+        File or preset, for errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+        self._read: set[str] = set()
+
+    def error(self, key: str, problem: str) -> ArchitectureError:
+        """Return an error that names the file and the key."""
+        return ArchitectureError(f"{self.where}: {key}: {problem}")
+
+    def raw(self, key: str, default: Any = _MISSING) -> Any:
+        """Return a value of any type; without a default the key must be there."""
+        self._read.add(key)
+        value = self.values.get(key, default)
+        if value is _MISSING:
+            raise self.error(key, "missing")
+        return value
+
+    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1) -> int:
+        """Return a whole number >= `low`; null counts as absent where there is a default."""
+        value = self.raw(key, default)
+        if value is None and default is not _MISSING:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise self.error(key, f"must be a whole number >= {low}; got {value!r}")
+        return value
+
+    def whole_or_none(self, key: str, default: Any = _MISSING, *, low: int = 1) -> int | None:
+        """Return a whole number >= `low`, or None where the file says null."""
+        return None if self.raw(key, default) is None else self.whole(key, low=low)
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        """Return true or false."""
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false; got {value!r}")
+        return value
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        """Return a string."""
+        value = self.raw(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string; got {value!r}")
+        return value
+
+    def whole_list(self, key: str) -> tuple[int, ...]:
+        """Return a list of whole numbers, empty where the key is absent."""
+        value = self.raw(key, [])
+        if not isinstance(value, list) or any(
+            isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in value
+        ):
+            raise self.error(key, f"must be a list of whole numbers >= 0; got {value!r}")
+        return tuple(value)
+
+    def refuse_unread(self) -> None:
+        """Raise for keys that were neither read nor known to have no effect."""
+        for key, value in self.values.items():
+            if value is None or value is False:
+                continue  # as good as absent
+            if not (key in self._read or key in WITHOUT_EFFECT or _WITHOUT_EFFECT.fullmatch(key)):
+                kind = self.values.get("model_type")
+                raise self.error(
+                    key, f"unknown key for model_type {kind!r}: its effect on cost is not known"
+                )

@@ -1,0 +1,67 @@
+"""Models by name: small descriptions that ship with the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from specmodel.architectures.config import from_dict, read_config
+from specmodel.architectures.records import Architecture
+from specmodel.errors import ArchitectureError, did_you_mean
+
+_SUFFIXES = re.compile(r"-(instruct|chat|it|base|hf|bf16|fp16)(?=-|$)")
+
+
+@cache
+def model_names() -> tuple[str, ...]:
+    """Return the names of the models that ship with the package."""
+    folder = files("specmodel") / "data" / "models"
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".json")))
+
+
+def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
+    """Return a model's architecture.
+
+    Parameters
+    ----------
+    model : str or path
+        A name from `model_names` (case, an organisation in front and ``-Instruct`` do not
+        matter), a ``config.json``, or a directory that holds one.
+
+    Raises
+    ------
+    ArchitectureError
+        When the name is unknown or the file is not understood.
+
+    Examples
+    --------
+    >>> load_model("meta-llama/Llama-3.1-8B-Instruct").total_params
+    8030261248
+    """
+    if isinstance(model, Architecture):
+        return model
+    text = os.fspath(model)
+    if Path(text).exists():
+        return read_config(text)
+    if text.endswith(".json"):
+        raise ArchitectureError(f"{text}: no such file")
+    name = _normalise(text)
+    if name not in model_names():
+        raise ArchitectureError(f"unknown model {text!r}{did_you_mean(name, model_names())}")
+    return _preset(name)
+
+
+@cache
+def _preset(name: str) -> Architecture:
+    file = files("specmodel") / "data" / "models" / f"{name}.json"
+    return from_dict(json.loads(file.read_text(encoding="utf-8")), name=name, where=f"preset {name}")
+
+
+def _normalise(text: str) -> str:
+    name = text.strip().lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
+    name = _SUFFIXES.sub("", name.removeprefix("meta-"))
+    return re.sub(r"^llama-?(\d)", r"llama-\1", name)

@@ -1,0 +1,403 @@
+"""Drafters: what producing k drafts takes, what memory it holds, and how often it proposes.
+
+A record lists its passes; each goes through the same pass-cost function as the target. Where
+no architecture is given, a head is derived from the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.architectures import (
+    Architecture,
+    Fusion,
+    eagle3_head,
+    eagle_head,
+    mtp_head,
+)
+from specmodel.errors import ArchitectureError, DomainError, real_array, whole_array
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DraftPass:
+    """One kind of draft pass and how often a round runs it; fields broadcast over k.
+
+    Attributes
+    ----------
+    architecture : Architecture
+    count : ndarray
+        Passes per round. [-]
+    W : ndarray
+        Positions per sequence. [token]
+    head_rows : ndarray
+        Rows per sequence through the LM head. [token]
+    fuse : bool
+        Whether the head's input fusion runs.
+    """
+
+    architecture: Architecture
+    count: Floats
+    W: Floats
+    head_rows: Floats
+    fuse: bool = True
+
+
+class Drafter(Protocol):
+    """What `specmodel.speculation` asks of a drafter."""
+
+    kind: ClassVar[str]
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of rounds in which it finds anything to propose. [-]"""
+
+    @property
+    def host_time(self) -> float:
+        """Host time per round besides its passes. [s]"""
+
+    @property
+    def tp(self) -> int | None:
+        """Its own tensor-parallel degree; None: the target's."""
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return the passes of a round with k drafts."""
+
+    def weights(self, target: Architecture) -> Architecture | None:
+        """Return the architecture whose weights it keeps besides the target's."""
+
+    def copies(self, k: int) -> int:
+        """Return how many copies of `weights` are resident for k drafts."""
+
+    def cache(self, target: Architecture) -> Architecture | None:
+        """Return the architecture whose KV it keeps besides the target's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """Defaults: no memory of its own, always finds something, no host time."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of rounds in which it finds anything to propose. [-]"""
+        return 1.0
+
+    @property
+    def host_time(self) -> float:
+        """Host time per round besides its passes. [s]"""
+        return 0.0
+
+    @property
+    def tp(self) -> int | None:
+        """Its own tensor-parallel degree; None: the target's."""
+        return None
+
+    def weights(self, target: Architecture) -> Architecture | None:
+        """Return the architecture whose weights it keeps besides the target's."""
+        return None
+
+    def copies(self, k: int) -> int:
+        """Return how many copies of `weights` are resident for k drafts."""
+        return 1
+
+    def cache(self, target: Architecture) -> Architecture | None:
+        """Return the architecture whose KV it keeps besides the target's."""
+        return self.weights(target)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel(_Base):
+    """A small model that drafts one token per pass.
+
+    Its first pass takes two rows: after a fully accepted round it has yet to see its own last
+    draft as well as the bonus token.
+
+    References
+    ----------
+    .. [1] Leviathan et al., ICML 2023, arXiv:2211.17192; Chen et al., arXiv:2302.01318.
+    """
+
+    kind: ClassVar[str] = "draft-model"
+    architecture: Architecture
+    own_tp: int | None = None
+
+    @property
+    def tp(self) -> int | None:
+        """Its own tensor-parallel degree; None: the target's."""
+        return self.own_tp
+
+    def weights(self, target: Architecture) -> Architecture:
+        """Return the small model."""
+        return self.architecture
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return one catch-up pass of two rows, then k - 1 of one."""
+        return _first_and_rest(self.architecture, k, first_width=lambda n: np.full_like(n, 2.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head(_Base):
+    """A draft head: its first pass takes a row for every position the target just verified."""
+
+    derive: ClassVar[Callable[[Architecture], Architecture]]
+    architecture: Architecture | None = None
+
+    def weights(self, target: Architecture) -> Architecture:
+        """Return the head, derived from the target where none was given."""
+        head = self.architecture or type(self).derive(target)
+        _check_head(head, target)
+        return head
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return one pass of k + 1 rows, then k - 1 of one."""
+        return _first_and_rest(self.weights(target), k, first_width=lambda n: n + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle(_Head):
+    """EAGLE: one layer over token embedding and target feature, LM head shared.
+
+    References
+    ----------
+    .. [1] Li et al., EAGLE, ICML 2024, arXiv:2401.15077.
+    """
+
+    kind: ClassVar[str] = "eagle"
+    derive: ClassVar[Callable[[Architecture], Architecture]] = staticmethod(eagle_head)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3(_Head):
+    """EAGLE-3: one layer over fused target features, its own LM head of a reduced vocabulary.
+
+    References
+    ----------
+    .. [1] Li et al., EAGLE-3, NeurIPS 2025, arXiv:2503.01840.
+    """
+
+    kind: ClassVar[str] = "eagle3"
+    derive: ClassVar[Callable[[Architecture], Architecture]] = staticmethod(eagle3_head)
+
+
+@dataclass(frozen=True, slots=True)
+class MTP(_Head):
+    """Multi-token prediction (NextN): the block that the target's checkpoint carries, reused.
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
+    """
+
+    kind: ClassVar[str] = "mtp"
+    derive: ClassVar[Callable[[Architecture], Architecture]] = staticmethod(mtp_head)
+
+
+@dataclass(frozen=True, slots=True)
+class Medusa(_Base):
+    """Medusa: k heads on the target's last feature, each one residual block and an LM head.
+
+    References
+    ----------
+    .. [1] Cai et al., Medusa, ICML 2024, arXiv:2401.10774; FasterDecoding/Medusa
+       ``medusa_model.py`` (one residual block a head), read 2026-11-29.
+    """
+
+    kind: ClassVar[str] = "medusa"
+    def _head(self, target: Architecture) -> Architecture:
+        return replace(
+            target,
+            name=f"Medusa head for {target.name}",
+            model_type="medusa",
+            layers=(),
+            fusion=Fusion(inputs=target.hidden_size, bias=True),
+            final_norm=False,
+            own_embedding=False,
+            own_head=True,
+            tied_embeddings=False,
+            weight_dtype=target.dtype,
+            scale_block=None,
+            mtp_layers=0,
+        )
+
+    def weights(self, target: Architecture) -> Architecture:
+        """Return one head."""
+        return self._head(target)
+
+    def copies(self, k: int) -> int:
+        """Return k: a head for each position."""
+        return k
+
+    def cache(self, target: Architecture) -> None:
+        """Medusa heads keep no KV."""
+        return
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return k head evaluations of one row each."""
+        return _single_rows(self._head(target), k)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(_Base):
+    """A draft model that fills all k positions in one pass (PARD).
+
+    The pass takes k + 1 rows: up to two new tokens and k - 1 mask tokens.
+
+    References
+    ----------
+    .. [1] An et al., PARD, arXiv:2504.18583.
+    """
+
+    kind: ClassVar[str] = "parallel"
+    architecture: Architecture
+
+    def weights(self, target: Architecture) -> Architecture:
+        """Return the draft model."""
+        return self.architecture
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return one pass of k + 1 rows, k of them through the LM head."""
+        n = whole_array(k, "k", unit="token")
+        once = (n > 0).astype(np.float64)
+        return (DraftPass(architecture=self.architecture, count=once, W=n + 1, head_rows=n),)
+
+
+@dataclass(frozen=True, slots=True)
+class NGram(_Base):
+    """Prompt lookup: no device pass; `hit` is the share of rounds that find a match.
+
+    A round without a match verifies one row, as a plain decode step does.
+
+    References
+    ----------
+    .. [1] Saxena, Prompt Lookup Decoding, 2023.
+    """
+
+    kind: ClassVar[str] = "ngram"
+    hit: float = 1.0
+    host: float = 0.0
+
+    def __post_init__(self) -> None:
+        real_array(self.hit, "hit rate", low=0, high=1)
+        real_array(self.host, "host time", low=0, unit="s")
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of rounds in which it finds anything to propose. [-]"""
+        return self.hit
+
+    @property
+    def host_time(self) -> float:
+        """Host time per round. [s]"""
+        return self.host
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return no pass."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class SelfSpeculative(_Base):
+    """The target's own first layers as the drafter (LayerSkip): weights and KV are shared.
+
+    Parameters
+    ----------
+    layer_fraction : float
+        Share of the target's layers that a draft pass runs. [-], above 0, at most 1.
+
+    References
+    ----------
+    .. [1] Elhoushi et al., LayerSkip, ACL 2024, arXiv:2404.16710.
+    """
+
+    kind: ClassVar[str] = "self"
+    layer_fraction: float = 0.25
+
+    def __post_init__(self) -> None:
+        real_array(self.layer_fraction, "layer fraction", low=0, high=1)
+        if self.layer_fraction == 0:
+            raise DomainError("layer fraction must be > 0; got 0")
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return k passes of the first layers."""
+        layers = max(1, round(self.layer_fraction * target.n_layers))
+        return _single_rows(target.first_layers(layers), k)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseKV(_Base):
+    """The target itself over a KV cache of `budget` tokens (MagicDec with StreamingLLM).
+
+    References
+    ----------
+    .. [1] Chen et al., MagicDec, ICLR 2025, arXiv:2408.11049.
+    """
+
+    kind: ClassVar[str] = "sparse-kv"
+    budget: int = 512
+
+    def __post_init__(self) -> None:
+        whole_array(self.budget, "kv budget", low=1, unit="token")
+
+    def cache(self, target: Architecture) -> Architecture:
+        """Return the target with its KV capped: the compact cache is kept beside the full one."""
+        return target.with_kv_budget(self.budget)
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return k passes of the target over the budget."""
+        return _single_rows(target.with_kv_budget(self.budget), k)
+
+
+KINDS: dict[str, str] = {
+    DraftModel.kind: "a small model of the family drafts token by token",
+    Eagle.kind: "one-layer head over embedding and target feature, shared LM head",
+    Eagle3.kind: "one-layer head over fused target features, reduced vocabulary",
+    MTP.kind: "the multi-token-prediction block that the target's checkpoint carries",
+    Medusa.kind: "independent heads on the target's last feature, one pass",
+    Parallel.kind: "a small model fills all positions in one pass (PARD)",
+    NGram.kind: "looks the last tokens up in prompt and output, no device work",
+    SelfSpeculative.kind: "the target's own first layers (LayerSkip)",
+    SparseKV.kind: "the target itself over a capped KV cache (MagicDec)",
+}
+"""Drafter kinds and what they are."""
+
+
+def _single_rows(architecture: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+    n = whole_array(k, "k", unit="token")
+    one = np.ones_like(n)
+    return (DraftPass(architecture=architecture, count=n, W=one, head_rows=one),)
+
+
+def _first_and_rest(
+    architecture: Architecture, k: ArrayLike, *, first_width: Callable[[Floats], Floats]
+) -> tuple[DraftPass, ...]:
+    n = whole_array(k, "k", unit="token")
+    one = np.ones_like(n)
+    first = (n > 0).astype(np.float64)
+    every = architecture.fusion is None or architecture.fusion.every_pass
+    return (
+        DraftPass(architecture=architecture, count=first, W=first_width(n), head_rows=one),
+        DraftPass(
+            architecture=architecture, count=np.maximum(n - 1, 0), W=one, head_rows=one, fuse=every
+        ),
+    )
+
+
+def _check_head(head: Architecture, target: Architecture) -> None:
+    if head.vocab_size != target.vocab_size:
+        raise ArchitectureError(
+            f"{head.name} is for a vocabulary of {head.vocab_size}, {target.name} has "
+            f"{target.vocab_size}: it cannot draft for it"
+        )
+    if head.fusion is not None:
+        width = 2 if head.fusion.every_pass else 3
+        if head.fusion.inputs != width * target.hidden_size:
+            raise ArchitectureError(
+                f"{head.name} takes features of width {head.fusion.inputs // width}, "
+                f"{target.name} has {target.hidden_size}: it cannot draft for it"
+            )

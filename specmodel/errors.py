@@ -1,0 +1,89 @@
+"""Exceptions, the one warning, and the range checks that raise them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class SpecmodelError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class DomainError(SpecmodelError, ValueError):
+    """An argument outside its range."""
+
+
+class ProfileError(SpecmodelError):
+    """A device record that cannot be read or lacks what is asked of it."""
+
+
+class ArchitectureError(SpecmodelError):
+    """A model description that cannot be read or is not understood."""
+
+
+class FitError(SpecmodelError):
+    """A fit that the measurements do not support."""
+
+
+class ExtrapolationWarning(UserWarning):
+    """A number outside the range that its inputs were measured in."""
+
+
+def real_array(
+    value: ArrayLike,
+    name: str,
+    *,
+    low: float = -np.inf,
+    high: float = np.inf,
+    unit: str = "",
+) -> NDArray[np.float64]:
+    """Return `value` as a float array after checking ``low <= value <= high``.
+
+    Raises
+    ------
+    DomainError
+        When a value is not a number, NaN, or out of range.
+    """
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DomainError(f"{name} must be a number; got {value!r}") from None
+    bad = ~((array >= low) & (array <= high))
+    if bad.any():
+        first = array[bad].flat[0] if array.ndim else array[()]
+        raise DomainError(f"{name} must be {_range(low, high)}{unit and ' ' + unit}; got {first:g}")
+    return array
+
+
+def whole_array(
+    value: ArrayLike, name: str, *, low: int = 0, high: float = np.inf, unit: str = ""
+) -> NDArray[np.float64]:
+    """Return `value` as a float array of whole numbers after checking its range.
+
+    Raises
+    ------
+    DomainError
+        When a value is not a whole number, not finite, or out of range.
+    """
+    array = real_array(value, name, low=low, high=high, unit=unit)
+    bad = ~np.isfinite(array) | (array != np.floor(array))
+    if bad.any():
+        raise DomainError(f"{name} must be a whole number; got {np.atleast_1d(array[bad])[0]:g}")
+    return array
+
+
+def _range(low: float, high: float) -> str:
+    if np.isfinite(low) and np.isfinite(high):
+        return f"in [{low:g}, {high:g}]"
+    return f">= {low:g}" if np.isfinite(low) else f"<= {high:g}" if np.isfinite(high) else "a number"
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,287 @@
+"""Device records, and the only reader of their YAML files.
+
+A file has a ``datasheet`` block (each value with the figure as quoted and its source) and,
+once measured, a ``calibrated`` block. Rates are dense peaks in FLOP/s and one-direction
+bandwidths in bytes/s.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specmodel.dtypes import BYTES
+from specmodel.errors import DomainError, ProfileError, did_you_mean
+
+_RATE_DTYPES = (*BYTES, "fp4")
+_SCALARS = {
+    "memory_bandwidth": True,
+    "memory_capacity": True,
+    "l2_cache": False,
+    "multiprocessors": False,
+    "interconnect_bandwidth": False,
+    "pcie_bandwidth": False,
+    "board_power": False,
+}
+_TOP = {"schema", "name", "title", "vendor", "family", "aliases", "sources", "datasheet"}
+_VALUE = {"value", "quoted", "note", "source"}
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator or CPU, from its datasheet.
+
+    Attributes
+    ----------
+    name, title, vendor, family : str
+        File name, name for people, maker, architecture family.
+    peak_flops : mapping of str to float
+        Dense peak by number format. [FLOP/s]
+    memory_bandwidth : float
+        M. [B/s]
+    memory_capacity : float
+        [B]
+    l2_cache : float or None
+        Last-level cache. [B]
+    multiprocessors : int or None
+        SMs, compute units or cores.
+    interconnect_bandwidth, pcie_bandwidth : float or None
+        Per device and direction. [B/s]
+    board_power : float or None
+        [W]
+    sources : mapping of str to str
+        Field to the citation of its value.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    family: str
+    peak_flops: Mapping[str, float]
+    memory_bandwidth: float
+    memory_capacity: float
+    l2_cache: float | None = None
+    multiprocessors: int | None = None
+    interconnect_bandwidth: float | None = None
+    pcie_bandwidth: float | None = None
+    board_power: float | None = None
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def flops(self, dtype: str) -> float:
+        """Return the dense peak for a number format. [FLOP/s]
+
+        Raises
+        ------
+        DomainError
+            When the device has no rate for that format.
+        """
+        if dtype not in self.peak_flops:
+            has = ", ".join(self.peak_flops)
+            raise DomainError(f"{self.name} has no {dtype} arithmetic (it has {has})")
+        return self.peak_flops[dtype]
+
+    def rho(self, dtype: str) -> float:
+        """Return F / M, the FLOPs per byte at which arithmetic and memory balance. [FLOP/B]"""
+        return self.flops(dtype) / self.memory_bandwidth
+
+    @property
+    def link_bandwidth(self) -> float | None:
+        """One-direction bandwidth to its neighbours: the interconnect, else PCIe. [B/s]"""
+        return self.interconnect_bandwidth or self.pcie_bandwidth
+
+
+def load_device(device: str | os.PathLike[str] | Device) -> Device:
+    """Return a device record.
+
+    Parameters
+    ----------
+    device : str or path
+        A name or alias (case, spaces, underscores and a vendor in front do not matter), or
+        the path of a YAML file.
+
+    Raises
+    ------
+    ProfileError
+        When the name is unknown or the file is not a valid record.
+
+    Examples
+    --------
+    >>> round(load_device("H100 SXM").rho("bfloat16"), 2)
+    295.34
+    """
+    if isinstance(device, Device):
+        return device
+    text = os.fspath(device)
+    if text.endswith((".yaml", ".yml")) or os.sep in text:
+        return read_device(Path(text))
+    name = _normalise(text)
+    known = _spellings()
+    if name not in known:
+        raise ProfileError(f"unknown GPU {text!r}{did_you_mean(name, known)}")
+    return _shipped(known[name])
+
+
+@cache
+def device_names() -> tuple[str, ...]:
+    """Return the names of the devices that ship with the package."""
+    return tuple(sorted(file.name[:-5] for file in _folder().iterdir() if file.name.endswith(".yaml")))
+
+
+@cache
+def _shipped(name: str) -> Device:
+    return read_device(_folder() / f"{name}.yaml")
+
+
+@cache
+def _folder() -> Traversable:
+    """Return the folder of profiles: in the package when installed, beside it in a checkout."""
+    installed = files("specmodel") / "hardware_profiles"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "hardware_profiles"
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    """Return every accepted spelling and the name it stands for."""
+    spellings: dict[str, str] = {}
+    for name in device_names():
+        for spelling in (name, *_shipped(name).aliases):
+            if spellings.setdefault(spelling, name) != name:
+                raise ProfileError(f"{spelling!r} names both {spellings[spelling]} and {name}")
+    return spellings
+
+
+def _normalise(text: str) -> str:
+    name = re.sub(r"[\s_]+", "-", text.strip().lower())
+    return re.sub(r"^(nvidia|amd|intel|geforce|instinct|tesla)-", "", re.sub(r"^(nvidia|amd|intel)-", "", name))
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader that also refuses duplicate keys."""
+
+
+def _no_duplicates(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"keys must be text; got {key!r}", key_node.start_mark
+            )
+        if key in mapping:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"duplicate key {key!r}", key_node.start_mark
+            )
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _no_duplicates)
+
+
+def read_device(file: Path | Traversable) -> Device:
+    """Read one device file.
+
+    Raises
+    ------
+    ProfileError
+        As ``path: key``, when the file is unreadable, has a YAML tag, an unknown or missing
+        key, or a value of the wrong type.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else "cannot be read"
+        raise ProfileError(f"{file}: {reason}") from None
+    try:
+        record = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ProfileError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    return _device(record, str(file))
+
+
+def _device(record: Any, where: str) -> Device:
+    _keys(record, _TOP, where, optional={"aliases"})
+    if record["schema"] != _SCHEMA:
+        raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {record['schema']!r}")
+    for key in ("name", "title", "vendor", "family"):
+        if not isinstance(record[key], str):
+            raise ProfileError(f"{where}: {key}: must be text; got {record[key]!r}")
+    aliases = record.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
+        raise ProfileError(f"{where}: aliases: must be a list of text; got {aliases!r}")
+    titles = _titles(record["sources"], where)
+    sheet = record["datasheet"]
+    required = {"peak_flops"} | {key for key, needed in _SCALARS.items() if needed}
+    _keys(sheet, {"peak_flops", *_SCALARS}, f"{where}: datasheet", optional=set(_SCALARS) - required)
+    sources: dict[str, str] = {}
+
+    def value(entry: Any, key: str) -> float:
+        number, source = _value(entry, titles, f"{where}: {key}")
+        sources[key] = source
+        return number
+
+    rates = sheet["peak_flops"]
+    if not isinstance(rates, dict) or not rates:
+        raise ProfileError(f"{where}: peak_flops: must name at least one dtype; got {rates!r}")
+    for dtype in rates:
+        if dtype not in _RATE_DTYPES:
+            hint = did_you_mean(dtype, _RATE_DTYPES)
+            raise ProfileError(f"{where}: peak_flops: unknown dtype {dtype!r}{hint}")
+    scalars: dict[str, Any] = {key: value(sheet[key], key) for key in _SCALARS if key in sheet}
+    if "multiprocessors" in scalars:
+        scalars["multiprocessors"] = int(scalars["multiprocessors"])
+    return Device(
+        **{key: record[key] for key in ("name", "title", "vendor", "family")},
+        aliases=tuple(aliases),
+        peak_flops={dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()},
+        **scalars,
+        sources=sources,
+    )
+
+
+def _titles(sources: Any, where: str) -> dict[str, str]:
+    if not isinstance(sources, dict):
+        raise ProfileError(f"{where}: sources: must be a mapping; got {sources!r}")
+    titles = {}
+    for key, source in sources.items():
+        _keys(source, {"title", "url", "read"}, f"{where}: sources: {key}")
+        titles[key] = f"{source['title']}, {source['url']}, read {source['read']}"
+    return titles
+
+
+def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, str]:
+    _keys(entry, _VALUE, where, optional={"note"})
+    number = entry["value"]
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ProfileError(f"{where}: value: must be a number (as in 3.35e+12); got {number!r}")
+    if not (math.isfinite(number) and number > 0):
+        raise ProfileError(f"{where}: value: must be positive; got {number!r}")
+    if entry["source"] not in titles:
+        raise ProfileError(f"{where}: source: {entry['source']!r} is not among the file's sources")
+    return float(number), f"{entry['quoted']} ({titles[entry['source']]})"
+
+
+def _keys(mapping: Any, known: set[str], where: str, *, optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    if not isinstance(mapping, dict):
+        raise ProfileError(f"{where}: must be a mapping; got {mapping!r}")
+    for key in mapping:
+        if key not in known:
+            raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(key, known)}")
+    for key in sorted(known - optional):
+        if key not in mapping:
+            raise ProfileError(f"{where}: {key}: missing")

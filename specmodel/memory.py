@@ -1,0 +1,123 @@
+"""What target and drafter take in device memory, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter
+from specmodel.errors import DomainError, whole_array
+from specmodel.hardware import Device
+
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes per device.
+
+    Attributes
+    ----------
+    target_weights, draft_weights : float
+        [B]
+    target_kv, draft_kv : float
+        KV cache of one sequence at its longest, candidate positions included. [B]
+    capacity : float
+        [B]
+    """
+
+    target_weights: float
+    draft_weights: float
+    target_kv: float
+    draft_kv: float
+    capacity: float
+
+    def total(self, batch: float) -> float:
+        """Return the bytes in use at a batch. [B]"""
+        weights = self.target_weights + self.draft_weights
+        return weights + batch * (self.target_kv + self.draft_kv)
+
+    @property
+    def max_batch(self) -> int:
+        """Largest batch that fits; 0 when the weights alone do not."""
+        free = self.capacity - self.target_weights - self.draft_weights
+        return max(0, math.floor(free / (self.target_kv + self.draft_kv))) if free > 0 else 0
+
+
+def memory(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter | None = None,
+    *,
+    k: int = 0,
+    L: float = 0,
+    tp: int = 1,
+) -> Memory:
+    """Return what a deployment takes on each device.
+
+    Nothing is set aside for activations, graphs or the allocator; a serving engine keeps
+    some of the capacity for those.
+
+    Parameters
+    ----------
+    device, target
+    drafter : Drafter, optional
+        None: plain decoding.
+    k : int
+        Draft tokens per round; W = k + 1 candidate positions are held. [token]
+    L : float
+        Context. [token]
+    tp : int
+        Tensor-parallel degree of the target, and of the drafter unless it has its own.
+    """
+    ranks = int(whole_array(tp, "tp", low=1))
+    share = target.shard(ranks)
+    longest = L + k + 1
+    draft_weights = draft_kv = 0.0
+    if drafter is not None:
+        own = drafter.tp or ranks
+        held = drafter.weights(target)
+        if held is not None:
+            draft_weights = drafter.copies(k) * held.shard(own).weight_bytes
+        cached = drafter.cache(target)
+        if cached is not None:
+            draft_kv = cached.shard(own).kv_bytes(longest)
+    return Memory(
+        target_weights=share.weight_bytes,
+        draft_weights=draft_weights,
+        target_kv=share.kv_bytes(longest),
+        draft_kv=draft_kv,
+        capacity=device.memory_capacity,
+    )
+
+
+def devices_needed(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter | None = None,
+    *,
+    batch: int,
+    k: int = 0,
+    L: float = 0,
+) -> int | None:
+    """Return the smallest tensor-parallel degree at which the deployment fits.
+
+    Only degrees that divide the heads and widths of target and drafter count; None when none
+    of them fits.
+    """
+    for tp in range(1, _most_heads(target) + 1):
+        try:
+            need = memory(device, target, drafter, k=k, L=L, tp=tp)
+        except DomainError:
+            continue  # this degree does not divide the model
+        if need.total(batch) <= need.capacity:
+            return tp
+    return None
+
+
+def _most_heads(target: Architecture) -> int:
+    heads = [layer.attention.heads for layer, _ in target.layers]
+    return max(heads, default=1)
+
+

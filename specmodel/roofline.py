@@ -1,0 +1,361 @@
+"""From costs to seconds: the two levels of the model behind one function.
+
+``ideal``: datasheet rates, memory and compute overlap perfectly over the whole pass.
+``operators``: kernels run one after another, each a soft roofline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.architectures import Architecture
+from specmodel.costs import Operator, pass_operators
+from specmodel.dtypes import BYTES
+from specmodel.errors import DomainError, real_array
+from specmodel.hardware import Device
+
+Level = Literal["operators", "ideal"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """How far kernels fall short of the datasheet.
+
+    Attributes
+    ----------
+    t_op : float
+        Fixed time of one operator. [s]
+    eta_m, eta_f : float
+        Share of memory bandwidth and of peak FLOP/s that is reached. [-]
+    p : float
+        Sharpness of the roofline's knee; infinity is a hard maximum. [-]
+    basis : str
+        Where the numbers come from.
+    """
+
+    t_op: float
+    eta_m: float
+    eta_f: float
+    p: float
+    basis: str
+
+    def __post_init__(self) -> None:
+        real_array(self.t_op, "t_op", low=0, unit="s")
+        for name, value in (("eta_m", self.eta_m), ("eta_f", self.eta_f)):
+            real_array(value, name, low=0)
+            if value == 0:
+                raise DomainError(f"{name} must be > 0; got 0")
+        real_array(self.p, "p", low=1)
+
+
+GENERIC = Efficiency(t_op=4e-6, eta_m=0.85, eta_f=0.75, p=2.5, basis="generic")
+"""What is assumed of a device that nobody has calibrated. Fixed in advance, fitted to nothing."""
+
+DATASHEET = Efficiency(t_op=0.0, eta_m=1.0, eta_f=1.0, p=np.inf, basis="datasheet")
+"""Perfect kernels: what the ideal level uses."""
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """The keyword arguments that say how passes run; see `Execution`."""
+
+    level: Level
+    tp: int
+    kv_reread: float
+    expert_overlap: float
+    efficiency: Efficiency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How passes run.
+
+    Attributes
+    ----------
+    level : {"operators", "ideal"}
+        Which of the two models answers.
+    tp : int
+        Tensor-parallel degree.
+    kv_reread : float
+        r in kappa_v = kappa (1 + r (W - 1)). [-]
+    expert_overlap : float
+        How alike the routing of a sequence's positions is, 0 to 1. [-]
+    efficiency : Efficiency
+        Used at the operator level; the ideal level ignores it.
+    """
+
+    level: Level = "operators"
+    tp: int = 1
+    kv_reread: float = 0.0
+    expert_overlap: float = 0.0
+    efficiency: Efficiency = GENERIC
+
+    def __post_init__(self) -> None:
+        if self.level not in ("operators", "ideal"):
+            raise DomainError(f"level must be operators or ideal; got {self.level!r}")
+
+    @property
+    def effective(self) -> Efficiency:
+        """The efficiencies that the level uses."""
+        return DATASHEET if self.level == "ideal" else self.efficiency
+
+    @property
+    def basis(self) -> str:
+        """Where the numbers behind an answer come from."""
+        return self.effective.basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassTime:
+    """One forward pass in seconds. Arrays broadcast over B, W and L.
+
+    Attributes
+    ----------
+    T : float or ndarray
+        The whole pass. [s]
+    groups : mapping of str to float or ndarray
+        The same time by group of operators; they sum to `T`. [s]
+    compute, weights, rows : float or ndarray
+        Time that arithmetic, streaming weights, and memory traffic proportional to the rows
+        (KV cache, activations) would take alone, at the rates in use. [s]
+    flops, bytes : float or ndarray
+        FLOPs; weight and KV bytes. Per device. [FLOP], [B]
+    mfu, mbu : float or ndarray
+        Share of peak FLOP/s and of memory bandwidth that the pass uses. [-]
+    """
+
+    T: Floats
+    groups: Mapping[str, Floats] = field(repr=False)
+    compute: Floats
+    weights: Floats
+    rows: Floats
+    flops: Floats
+    bytes: Floats
+    mfu: Floats
+    mbu: Floats
+
+    @property
+    def intensity(self) -> Floats:
+        """Arithmetic intensity. [FLOP/B]"""
+        return self.flops / self.bytes
+
+    @property
+    def memory_bound(self) -> NDArray[np.bool_]:
+        """Whether memory takes longer than arithmetic over the pass."""
+        return self.weights + self.rows > self.compute
+
+
+def pass_time(
+    device: Device,
+    architecture: Architecture,
+    *,
+    B: ArrayLike,
+    W: ArrayLike = 1,
+    L: ArrayLike = 0,
+    execution: Execution | None = None,
+    head_rows: ArrayLike | None = None,
+    fuse: bool = True,
+) -> PassTime:
+    r"""Return the time of one pass over W positions of B sequences.
+
+    .. math::
+        T^{\mathrm{ideal}} = \max\Big(\tfrac{sN + B\kappa}{M}, \tfrac{W B c}{F}\Big), \qquad
+        T^{\mathrm{op}} = \sum_{op} t_{op} +
+        \Big[\big(\tfrac{bytes}{\eta_m M}\big)^p + \big(\tfrac{flops}{\eta_f F}\big)^p\Big]^{1/p}
+
+    Parameters
+    ----------
+    device : Device
+    architecture : Architecture
+    B, W, L : array_like
+        Sequences [-], positions per sequence [token], context [token]. Broadcast.
+    execution : Execution, optional
+        Level, tensor parallelism, KV rereading, efficiencies.
+    head_rows, fuse
+        As in `specmodel.costs.pass_operators`.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range, `tp` does not divide the model, or the device lacks
+        the number format.
+
+    References
+    ----------
+    .. [1] Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009.
+
+    Examples
+    --------
+    >>> import specmodel as sm
+    >>> ideal = sm.Execution(level="ideal")
+    >>> t = pass_time(sm.load_device("h100"), sm.load_model("llama-3.1-8b"), B=1, execution=ideal)
+    >>> round(float(t.T) * 1e3, 3)
+    4.481
+    """
+    how = execution or Execution()
+    operators = pass_operators(
+        architecture,
+        B=B,
+        W=W,
+        L=L,
+        tp=how.tp,
+        kv_reread=how.kv_reread,
+        expert_overlap=how.expert_overlap,
+        head_rows=head_rows,
+        fuse=fuse,
+    )
+    return _ideal(device, operators) if how.level == "ideal" else _soft(device, operators, how)
+
+
+def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
+    """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other."""
+    totals = _Totals(device, operators, DATASHEET, with_activations=False)
+    memory = totals.weights + totals.rows
+    T = np.maximum(memory, totals.compute)
+    bound = memory >= totals.compute
+    groups: dict[str, Floats] = {}
+    for op in operators:
+        if op.kind != "collective":
+            share = np.where(
+                bound,
+                op.count * (np.asarray(op.weight_bytes) + op.kv_bytes) / device.memory_bandwidth,
+                op.count * np.asarray(op.flops) / device.flops(op.compute_dtype),
+            )
+            groups[op.group] = groups.get(op.group, 0.0) + share
+    return totals.result(T, groups)
+
+
+def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
+    """Operators in sequence, each with its own overlap."""
+    eff = how.effective
+    groups: dict[str, Floats] = {}
+    for op in operators:
+        if op.kind == "collective":
+            if device.link_bandwidth is None:
+                raise DomainError(f"{device.name} has no interconnect: tp must be 1; got {how.tp}")
+            busy = np.asarray(op.link_bytes) / (eff.eta_m * device.link_bandwidth)
+        else:
+            moved = np.asarray(op.weight_bytes) + op.kv_bytes + op.activation_bytes
+            memory = moved / (eff.eta_m * device.memory_bandwidth)
+            compute = np.asarray(op.flops) / (eff.eta_f * device.flops(op.compute_dtype))
+            busy = p_norm(memory, compute, eff.p)
+        groups[op.group] = groups.get(op.group, 0.0) + op.count * (eff.t_op + busy)
+    totals = _Totals(device, operators, eff, with_activations=True)
+    return totals.result(np.asarray(sum(groups.values())), groups)
+
+
+class _Totals:
+    """Sums over a pass, at the rates given."""
+
+    def __init__(
+        self,
+        device: Device,
+        operators: tuple[Operator, ...],
+        eff: Efficiency,
+        *,
+        with_activations: bool,
+    ) -> None:
+        bandwidth = device.memory_bandwidth
+        zero = np.float64(0.0)
+        streamed = sum((np.asarray(op.count) * op.weight_bytes for op in operators), zero)
+        cached = sum((np.asarray(op.count) * op.kv_bytes for op in operators), zero)
+        moved = sum((np.asarray(op.count) * op.activation_bytes for op in operators), zero)
+        self.flops = np.asarray(sum((np.asarray(op.count) * op.flops for op in operators), zero))
+        peak = sum(
+            (
+                np.asarray(op.count) * op.flops / device.flops(op.compute_dtype)
+                for op in operators
+                if op.kind in ("gemm", "attention", "experts")
+            ),
+            zero,
+        )
+        self.peak_compute = np.asarray(peak)
+        self.bytes = np.asarray(streamed + cached)
+        self.bandwidth = bandwidth
+        self.compute = self.peak_compute / eff.eta_f
+        self.weights = np.asarray(streamed) / (eff.eta_m * bandwidth)
+        extra = cached + moved if with_activations else cached
+        self.rows = np.asarray(extra) / (eff.eta_m * bandwidth)
+
+    def result(self, T: Floats, groups: Mapping[str, Floats]) -> PassTime:
+        with np.errstate(invalid="ignore", divide="ignore"):  # an empty pass takes no time
+            return PassTime(
+                T=T,
+                groups=groups,
+                compute=self.compute,
+                weights=self.weights,
+                rows=self.rows,
+                flops=self.flops,
+                bytes=self.bytes,
+                mfu=self.peak_compute / T,
+                mbu=self.bytes / self.bandwidth / T,
+            )
+
+
+def p_norm(a: ArrayLike, b: ArrayLike, p: float) -> Floats:
+    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b; the maximum when p is infinite."""
+    high, low = np.maximum(a, b), np.minimum(a, b)
+    if np.isinf(p):
+        return np.asarray(high)
+    with np.errstate(invalid="ignore"):
+        ratio = np.where(high > 0, low / np.where(high > 0, high, 1.0), 0.0)
+    return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
+
+
+def gemm_turn_rows(device: Device, architecture: Architecture, execution: Execution) -> float:
+    r"""Return the rows at which a weight GEMM turns compute-bound, activations ignored.
+
+    .. math:: \rho\,\frac{\eta_f}{\eta_m}\,\frac{s}{2}
+
+    Examples
+    --------
+    >>> import specmodel as sm
+    >>> h100, llama = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
+    >>> round(gemm_turn_rows(h100, llama, Execution()), 1)
+    260.6
+    """
+    dtype, eff = architecture.weight_dtype, execution.effective
+    return device.rho(dtype) * eff.eta_f / eff.eta_m * BYTES[dtype] / 2
+
+
+def critical_batch(
+    device: Device,
+    architecture: Architecture,
+    *,
+    W: ArrayLike = 1,
+    L: ArrayLike = 0,
+    execution: Execution | None = None,
+) -> Floats:
+    r"""Return the batch at which a pass over W positions turns compute-bound, B*.
+
+    .. math:: B^* = \frac{\rho\, s N(B^*)}{W c(L) - \rho\, \kappa_v(W, L)}
+
+    At the operator level flops count at eta_f F and bytes, activations included, at eta_m M.
+    N depends on the rows of the pass for an MoE; the root is found by fixed-point iteration
+    from above, which is monotone because expert coverage is concave.
+
+    Returns
+    -------
+    float or ndarray
+        [-]; infinite where the pass never turns compute-bound.
+    """
+
+    def at(batch: ArrayLike) -> PassTime:
+        return pass_time(device, architecture, B=batch, W=W, L=L, execution=execution)
+
+    unit = at(1.0)
+    slope = np.asarray(unit.compute - unit.rows, dtype=np.float64)
+    bound = slope > 0
+    safe = np.where(bound, slope, 1.0)
+    batch = np.broadcast_to(at(1e30).weights, slope.shape) / safe
+    for _ in range(500):
+        update = at(batch).weights / safe
+        if np.all(np.abs(update - batch) <= 1e-13 * update):
+            break
+        batch = update
+    return np.where(bound, batch, np.inf)

@@ -1,0 +1,253 @@
+r"""One round of speculation against plain decoding: T_p, T_v, T_d, G and S.
+
+.. math:: S = \frac{G\,(T_p + T_h)}{T_d + T_v + T_o}
+
+The functions here broadcast plain arrays; `specmodel.speculate` labels them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.acceptance import Acceptance, alpha_for_tokens
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter
+from specmodel.errors import real_array, whole_array
+from specmodel.hardware import Device
+from specmodel.roofline import Execution, PassTime, critical_batch, pass_time
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundTime:
+    """Times of one round and of the plain step it replaces. Arrays broadcast over B, k and L.
+
+    Attributes
+    ----------
+    decode, verify : PassTime
+        The target's decode step, and its pass over W = k + 1 positions.
+    T_p, T_v, T_d, T_h, T_o : ndarray
+        See DESIGN in the README's symbol table. T_v is the mean over rounds: a drafter that
+        finds nothing in a round leaves one row to verify. [s]
+    T_d_groups : mapping of str to ndarray
+        T_d by group of operators; host time under ``host``. [s]
+    cost : ndarray
+        (T_d + T_v + T_o) / (T_p + T_h); 1 exactly at k = 0. [-]
+    """
+
+    decode: PassTime
+    verify: PassTime
+    T_p: Floats
+    T_v: Floats
+    T_d: Floats
+    T_h: Floats
+    T_o: Floats
+    T_d_groups: Mapping[str, Floats] = field(repr=False)
+    cost: Floats
+
+
+def draft_time(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    *,
+    B: ArrayLike,
+    k: ArrayLike,
+    L: ArrayLike = 0,
+    execution: Execution | None = None,
+) -> dict[str, Floats]:
+    """Return the time of producing k drafts by group of operators; their sum is T_d. [s]
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range or the drafter cannot be sharded.
+    """
+    how = _drafter_execution(execution or Execution(), drafter)
+    drafts = whole_array(k, "k", unit="token")
+    groups: dict[str, Floats] = {}
+    for one in drafter.passes(target, drafts):
+        time = pass_time(
+            device,
+            one.architecture,
+            B=B,
+            W=one.W,
+            L=L,
+            execution=how,
+            head_rows=one.head_rows,
+            fuse=one.fuse,
+        )
+        for group, seconds in time.groups.items():
+            groups[group] = groups.get(group, np.float64(0.0)) + one.count * seconds
+    groups["host"] = np.where(drafts > 0, drafter.host_time, 0.0)
+    return groups
+
+
+def _drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
+    if drafter.tp is None or drafter.tp == execution.tp:
+        return execution
+    return Execution(
+        level=execution.level,
+        tp=drafter.tp,
+        kv_reread=execution.kv_reread,
+        expert_overlap=execution.expert_overlap,
+        efficiency=execution.efficiency,
+    )
+
+
+def round_time(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    *,
+    B: ArrayLike,
+    k: ArrayLike,
+    L: ArrayLike = 0,
+    execution: Execution | None = None,
+    T_h: ArrayLike = 0.0,
+    T_o: ArrayLike = 0.0,
+) -> RoundTime:
+    """Return what a round of k drafts costs, and the plain step beside it.
+
+    Parameters
+    ----------
+    device, target, drafter
+    B, k, L : array_like
+        Sequences [-], drafts [token], context [token]. Broadcast.
+    execution : Execution, optional
+    T_h, T_o : array_like
+        What a plain step and a round cost besides their passes. [s] T_o is T_h at k = 0.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+    """
+    drafts = whole_array(k, "k", unit="token")
+    host = real_array(T_h, "T_h", low=0, unit="s")
+    on = drafts > 0
+    other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
+    decode = pass_time(device, target, B=B, L=L, execution=execution)
+    verify = pass_time(device, target, B=B, W=drafts + 1, L=L, execution=execution)
+    groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
+    T_d = np.asarray(sum(groups.values()))
+    hit = drafter.hit_rate
+    mean_verify = verify.T if hit == 1 else hit * verify.T + (1 - hit) * decode.T
+    T_v = np.where(on, mean_verify, decode.T)
+    cost = np.where(on, (T_d + T_v + other) / (decode.T + host), 1.0)
+    return RoundTime(
+        decode=decode,
+        verify=verify,
+        T_p=decode.T,
+        T_v=T_v,
+        T_d=T_d,
+        T_h=host,
+        T_o=other,
+        T_d_groups=groups,
+        cost=cost,
+    )
+
+
+def tokens_per_round(acceptance: Acceptance, drafter: Drafter, k: ArrayLike) -> Floats:
+    """Return G; rounds in which the drafter finds nothing commit one token. [token]"""
+    return 1.0 + drafter.hit_rate * (acceptance.tokens(k) - 1.0)
+
+
+def speedup(
+    G: ArrayLike, T_p: ArrayLike, T_v: ArrayLike, T_d: ArrayLike, T_h: ArrayLike = 0.0, T_o: ArrayLike = 0.0
+) -> Floats:
+    """Return S = G (T_p + T_h) / (T_d + T_v + T_o).
+
+    References
+    ----------
+    .. [1] Leviathan et al., ICML 2023, Theorem 3.8, arXiv:2211.17192, with the target's own
+       verification time in place of one decode step.
+
+    Examples
+    --------
+    >>> round(float(speedup(3.68928, T_p=1.0, T_v=1.0, T_d=5 * 0.05)), 3)
+    2.951
+    """
+    p, v, d, h, o = (np.asarray(x, dtype=np.float64) for x in (T_p, T_v, T_d, T_h, T_o))
+    return np.asarray(G * (p + h) / (d + v + o))
+
+
+def regime(B: ArrayLike, B_v_star: ArrayLike, B_p_star: ArrayLike) -> NDArray[np.str_]:
+    """Return I (verification memory-bound), II (only decoding is) or III (neither is).
+
+    Examples
+    --------
+    >>> [str(regime(b, 59.07, 295.35)) for b in (1, 128, 512)]
+    ['I', 'II', 'III']
+    """
+    batch = np.asarray(B, dtype=np.float64)
+    return np.where(batch < B_v_star, "I", np.where(batch < B_p_star, "II", "III"))
+
+
+def alpha_break_even(
+    cost: ArrayLike, k: ArrayLike, *, hit_rate: float = 1.0
+) -> Floats:
+    """Return the alpha at which a round of k drafts just pays, NaN where none does.
+
+    Parameters
+    ----------
+    cost : array_like
+        Round cost, G / S. [-]
+    k : array_like
+        Drafts. [token]
+    hit_rate : float
+        Share of rounds with a proposal. [-]
+
+    Examples
+    --------
+    >>> round(float(alpha_break_even(1.3, 1)), 3)
+    0.3
+    """
+    if hit_rate == 0:
+        return np.where(np.asarray(cost) <= 1, 0.0, np.nan)
+    return alpha_for_tokens(1.0 + (np.asarray(cost, dtype=np.float64) - 1.0) / hit_rate, k)
+
+
+def draft_time_break_even(G: ArrayLike, times: RoundTime) -> Floats:
+    """Return the T_d at which S = 1; negative where even free drafts lose. [s]"""
+    return np.asarray(G * (times.T_p + times.T_h) - times.T_v - times.T_o)
+
+
+def context_where_infinite(
+    device: Device, target: Architecture, *, W: int = 1, execution: Execution | None = None
+) -> float:
+    """Return the context from which on a pass over W positions never turns compute-bound. [token]
+
+    Infinite where it always can (no KV cache, or W positions amortise it without end).
+    """
+    from scipy.optimize import brentq
+
+    def slope(context: float) -> float:
+        one = pass_time(device, target, B=1.0, W=W, L=context, execution=execution)
+        return float(one.compute - one.rows)
+
+    high = 1.0
+    while slope(high) > 0:
+        high *= 2
+        if high > 1e12:
+            return np.inf
+    return 0.0 if slope(0.0) <= 0 else float(brentq(slope, 0.0, high, xtol=1e-9))
+
+
+__all__ = [
+    "RoundTime",
+    "alpha_break_even",
+    "context_where_infinite",
+    "critical_batch",
+    "draft_time",
+    "draft_time_break_even",
+    "regime",
+    "round_time",
+    "speedup",
+    "tokens_per_round",
+]

@@ -1,0 +1,293 @@
+r"""Choosing the draft length: exact scan, closed form, marginal rule, schedules, policies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.acceptance import Acceptance, expected_tokens
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter
+from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
+from specmodel.hardware import Device
+from specmodel.roofline import Execution
+from specmodel.speculation import round_time, tokens_per_round
+
+Floats = NDArray[np.float64]
+
+
+class Best(NamedTuple):
+    """The best draft length and what it brings; k = 0 and S = 1 mean off."""
+
+    k: NDArray[np.int_]
+    S: Floats
+
+
+def best_of(S: ArrayLike, k: ArrayLike, *, axis: int = -1) -> Best:
+    """Return the k with the highest S along an axis, ties to the smaller k; off unless S > 1.
+
+    Examples
+    --------
+    >>> k = np.arange(0, 21)
+    >>> S = expected_tokens(0.8, k) / (1 + 0.05 * k)
+    >>> int(best_of(S, k).k)
+    8
+    """
+    values = np.moveaxis(np.asarray(S, dtype=np.float64), axis, -1)
+    drafts = whole_array(k, "k", unit="token").astype(int)
+    order = np.argsort(drafts, kind="stable")
+    values, drafts = values[..., order], drafts[order]
+    values = np.where(drafts > 0, values, 1.0)
+    index = np.argmax(values, axis=-1)
+    top = np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+    pays = top > 1.0
+    return Best(k=np.where(pays, drafts[index], 0), S=np.where(pays, top, 1.0))
+
+
+def scan(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    *,
+    B: ArrayLike,
+    L: ArrayLike = 0,
+    k_max: int = 16,
+    execution: Execution | None = None,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+) -> tuple[Floats, NDArray[np.int_]]:
+    """Return S for every k from 0 to `k_max` along a new last axis, and those k.
+
+    B and L broadcast; an acceptance record with axes of its own is not accepted here.
+    """
+    k = np.arange(int(whole_array(k_max, "k_max", low=0, unit="token")) + 1)
+    times = round_time(
+        device,
+        target,
+        drafter,
+        B=np.asarray(B, dtype=np.float64)[..., None],
+        k=k,
+        L=np.asarray(L, dtype=np.float64)[..., None],
+        execution=execution,
+        T_h=T_h,
+        T_o=T_o,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        G = tokens_per_round(acceptance, drafter, k)
+    return np.where(k > 0, G / times.cost, 1.0), k
+
+
+def width_closed_form(alpha: float, A: float, C: float) -> float:
+    r"""Return the stationary width of G / (A + C W), for a cost that is affine in W.
+
+    With :math:`a = -\ln\alpha` it is :math:`W = \ln(u)/a` where
+    :math:`u - \ln u = 1 + aA/C`, u > 1, that is :math:`u = -W_{-1}(-e^{-1-aA/C})` in terms
+    of the lower branch of Lambert's function.
+
+    Parameters
+    ----------
+    alpha : float
+        [-], strictly between 0 and 1.
+    A, C : float
+        Cost of a round is A + C W, both > 0. [s] or any one unit.
+
+    Raises
+    ------
+    DomainError
+        When alpha, A or C is out of range: then there is no interior optimum.
+
+    Examples
+    --------
+    >>> round(width_closed_form(0.8, 0.95, 0.05), 6)
+    8.856654
+    """
+    real_array(alpha, "alpha", low=0, high=1)
+    if not 0 < alpha < 1:
+        raise DomainError(f"alpha must be strictly between 0 and 1; got {alpha:g}")
+    for name, value in (("A", A), ("C", C)):
+        if not (np.isfinite(real_array(value, name)) and value > 0):
+            raise DomainError(f"{name} must be finite and > 0; got {value:g}")
+    a = -np.log(alpha)
+    y = 1 + a * A / C
+    if y < 700:
+        from scipy.special import lambertw
+
+        u = float(-lambertw(-np.exp(-y), -1).real)
+    else:
+        u = y + np.log(y)
+    for _ in range(50):  # Newton on u - ln u = y; polishes the first, solves the second
+        step = (u - np.log(u) - y) / (1 - 1 / u)
+        u -= step
+        if abs(step) <= 1e-15 * u:
+            break
+    return float(np.log(u) / a)
+
+
+def best_affine_width(alpha: float, A: float, C: float, *, low: int = 1, high: int = 10_000) -> int:
+    """Return the integer W in [low, high] that maximises G / (A + C W), ties to the smaller.
+
+    The better of floor and ceiling of the stationary point; an end of the segment where there
+    is none (alpha 0 or 1, C = 0, A <= 0).
+
+    Examples
+    --------
+    >>> best_affine_width(0.52, 0.99, 0.01)
+    7
+    """
+    real_array(alpha, "alpha", low=0, high=1)
+    real_array(C, "C", low=0)
+    if low < 1 or high < low:
+        raise DomainError(f"segment must satisfy 1 <= low <= high; got [{low}, {high}]")
+    if alpha == 0 or (A <= 0 and C > 0):
+        return low
+    if alpha == 1 or C == 0:
+        return high
+    stationary = width_closed_form(alpha, A, C)
+    at = np.unique(np.clip([np.floor(stationary), np.ceil(stationary)], low, high))
+    value = expected_tokens(alpha, at - 1) / (A + C * at)
+    return int(at[np.argmax(value)])
+
+
+def best_piecewise_width(
+    alpha: float, cost: Callable[[int], float], kinks: Sequence[int], *, high: int
+) -> int:
+    """Return the integer W in [1, high] that maximises G / cost where cost is affine between kinks.
+
+    Each segment's closed form, both integers beside every kink, and the ends are compared.
+
+    Examples
+    --------
+    >>> best_piecewise_width(0.9, lambda W: max(1.0, W / 4) + 0.02 * (W - 1), [4], high=64)
+    4
+    """
+    edges = sorted({1, high, *(k for k in kinks if 1 <= k <= high)})
+    candidates = set(edges) | {min(e + 1, high) for e in edges} | {max(e - 1, 1) for e in edges}
+    for left, right in zip(edges, edges[1:], strict=False):
+        C = (cost(right) - cost(left)) / (right - left)
+        A = cost(left) - C * left
+        candidates.add(best_affine_width(alpha, A, max(C, 0.0), low=left, high=right))
+    at = np.array(sorted(candidates))
+    value = expected_tokens(alpha, at - 1) / np.array([cost(int(W)) for W in at])
+    return int(at[np.argmax(value)])
+
+
+def marginal_gain(alpha: ArrayLike, k: ArrayLike, T: ArrayLike, T_next: ArrayLike) -> NDArray[np.bool_]:
+    """Return whether one draft more than k pays: alpha^W / G(W) > dT(W) / T(W), with W = k + 1.
+
+    A local rule, right from k >= 1 on where T is convex. It cannot decide between off and on: a
+    drafter with a fixed cost can lose at k = 1 and win at k = 4.
+
+    Parameters
+    ----------
+    alpha, k : array_like
+        [-], [token]
+    T, T_next : array_like
+        Cost of a round with k and with k + 1 drafts. [s]
+    """
+    W = whole_array(k, "k", unit="token") + 1
+    now = np.asarray(T, dtype=np.float64)
+    gain = real_array(alpha, "alpha", low=0, high=1) ** W / expected_tokens(alpha, W - 1)
+    return np.asarray(gain > (np.asarray(T_next) - now) / now)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A run of batches that want the same k; k = 0 is off."""
+
+    first: int
+    last: int
+    k: int
+
+
+def schedule(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    *,
+    L: float = 0,
+    max_batch: int = 1024,
+    k_max: int = 16,
+    k: int | None = None,
+    execution: Execution | None = None,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+) -> tuple[Interval, ...]:
+    """Return the best k for every batch from 1 to `max_batch`, run-length encoded.
+
+    With `k` given, only that k and off are compared.
+    """
+    batches = np.arange(1, int(whole_array(max_batch, "max_batch", low=1)) + 1)
+    S, drafts = scan(
+        device,
+        target,
+        drafter,
+        acceptance,
+        B=batches,
+        L=L,
+        k_max=k_max if k is None else k,
+        execution=execution,
+        T_h=T_h,
+        T_o=T_o,
+    )
+    if k is not None:
+        S, drafts = S[:, [0, k]], drafts[[0, k]]
+    best = best_of(S, drafts).k
+    edges = np.flatnonzero(np.diff(best)) + 1
+    starts, ends = [0, *edges.tolist()], [*edges.tolist(), batches.size]
+    return tuple(
+        Interval(first=int(batches[a]), last=int(batches[b - 1]), k=int(best[a]))
+        for a, b in zip(starts, ends, strict=True)
+    )
+
+
+class Policy(NamedTuple):
+    """Draft length by kind of request, and the tokens per second of the whole."""
+
+    k: tuple[int, ...]
+    rate: float
+
+
+def best_policy(
+    alphas: Sequence[float], shares: Sequence[float], T: Callable[[Floats], Floats], *, k_max: int = 64
+) -> Policy:
+    r"""Return the draft lengths that maximise long-run tokens per second over kinds of rounds.
+
+    The rate is :math:`\lambda = \sum w_i G_i(k_i) / \sum w_i T(k_i)` with w the share of
+    rounds. At the optimum each kind maximises :math:`G_i - \lambda T`: it goes on while the
+    next token's survival exceeds :math:`\lambda\,\Delta T` (Dinkelbach's iteration).
+
+    Parameters
+    ----------
+    alphas, shares : sequence of float
+        Acceptance of each kind, and its share of the rounds. [-]
+    T : callable
+        Cost of a round for an array of k. [s]
+    k_max : int
+        [token]
+
+    Examples
+    --------
+    >>> best_policy([0.9, 0.3], [0.5, 0.5], lambda k: 1 + 0.1 * k).k
+    (12, 1)
+    """
+    weights = real_array(shares, "shares", low=0, high=1)
+    k = np.arange(k_max + 1)
+    G = expected_tokens(real_array(alphas, "alphas", low=0, high=1)[:, None], k)
+    cost = np.asarray(T(k.astype(np.float64)), dtype=np.float64)
+    rate, chosen = 0.0, np.zeros(len(weights), dtype=int)
+    for _ in range(100):
+        chosen = np.argmax(G - rate * cost, axis=1)
+        picked = np.take_along_axis(G, chosen[:, None], axis=1)[:, 0]
+        update = float(weights @ picked / (weights @ cost[chosen]))
+        if update <= rate * (1 + 1e-15):
+            break
+        rate = update
+    return Policy(k=tuple(int(c) for c in chosen), rate=rate)
