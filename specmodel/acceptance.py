@@ -91,7 +91,8 @@ class Geometric(_FromRates):
 
     def rates(self, k: int) -> Floats:
         """Return a_1 .. a_k."""
-        return np.asarray(self.alpha)[..., None] ** np.arange(1, k + 1)
+        alpha = np.asarray(self.alpha, dtype=np.float64)
+        return alpha[..., None] ** np.arange(1.0, k + 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,8 +191,10 @@ class MeanLength(_FromRates):
         k = int(whole_array(self.k, "k", low=1, unit="token"))
         bonus = 0 if self.includes_bonus else 1
         low, high = 1 - bonus, k + 1 - bonus
-        length = float(real_array(self.length, "acceptance length", low=low, high=high, unit="token"))
-        object.__setattr__(self, "alpha", alpha_for_tokens(length + bonus, k))
+        length = float(
+            real_array(self.length, "acceptance length", low=low, high=high, unit="token")
+        )
+        object.__setattr__(self, "alpha", float(alpha_for_tokens(length + bonus, k)))
 
     @property
     def label(self) -> str:
@@ -202,7 +205,7 @@ class MeanLength(_FromRates):
         """Return a_1 .. a_k."""
         if k > self.k:
             _warn_beyond(self.k, k)
-        return self.alpha ** np.arange(1, k + 1)
+        return np.asarray(self.alpha ** np.arange(1.0, k + 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,29 +286,32 @@ class BetaMixture:
 
     def rates(self, k: int) -> Floats:
         """Return a_1 .. a_k; over requests they depend on k, because rounds are pooled."""
-        i = np.arange(k)
+        i = np.arange(float(k))
         if self.over == "rounds":
-            return np.cumprod((self.x + i) / (self.x + self.y + i))
+            return np.asarray(np.cumprod((self.x + i) / (self.x + self.y + i)))
         alpha, weight = self._nodes()
-        per_round = weight / Geometric(alpha).tokens(k)
-        return np.asarray(per_round @ alpha[:, None] ** (i + 1) / per_round.sum())
+        rounds = (weight / Geometric(alpha).tokens(k))[:, None]
+        pooled = (rounds * alpha[:, None] ** (i + 1)).sum(axis=0) / rounds.sum()
+        return np.asarray(pooled, dtype=np.float64)
 
     def tokens(self, k: ArrayLike) -> Floats:
         """Return G for each k, bonus token included. [token]"""
         wanted = whole_array(k, "k", unit="token").astype(int)
         top = int(wanted.max(initial=0))
         if self.over == "rounds":
-            return np.concatenate([[1.0], 1.0 + np.cumsum(self.rates(top))])[wanted]
-        alpha, weight = self._nodes()
-        harmonic = weight.sum() / (weight @ (1.0 / Geometric(alpha).tokens(np.arange(top + 1))))
-        return np.asarray(harmonic)[wanted]
+            G = np.concatenate([[1.0], 1.0 + np.cumsum(self.rates(top))])
+        else:
+            alpha, weight = self._nodes()
+            rounds = weight[:, None] / Geometric(alpha).tokens(np.arange(top + 1))
+            G = np.asarray(weight.sum() / rounds.sum(axis=0))
+        return np.take(G, wanted)
 
     def _nodes(self) -> tuple[Floats, Floats]:
         """Return Gauss-Jacobi nodes on [0, 1] and their weights."""
         from scipy.special import roots_jacobi
 
         node, weight = roots_jacobi(64, self.y - 1, self.x - 1)
-        return (node + 1) / 2, weight
+        return np.asarray((node + 1) / 2), np.asarray(weight)
 
 
 def _warn_beyond(measured: int, k: int) -> None:
@@ -378,7 +384,7 @@ def alpha_for_tokens(G: ArrayLike, k: ArrayLike) -> Floats:
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     root = np.where(wanted <= 1, 0.0, np.where(wanted >= n + 1, 1.0, high))
     result = np.where(wanted > n + 1, np.nan, root)
-    return result if result.ndim else np.float64(result)
+    return np.asarray(result)
 
 
 def alpha_from_distributions(p: ArrayLike, q: ArrayLike) -> Floats:

@@ -19,6 +19,7 @@ from specmodel.errors import real_array, whole_array
 
 Kind = Literal["gemm", "attention", "experts", "elementwise", "collective"]
 Floats = NDArray[np.float64]
+Numbers = float | Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,12 +46,12 @@ class Operator:
     name: str
     kind: Kind
     group: str
-    count: ArrayLike = 1.0
-    flops: ArrayLike = 0.0
-    weight_bytes: ArrayLike = 0.0
-    kv_bytes: ArrayLike = 0.0
-    activation_bytes: ArrayLike = 0.0
-    link_bytes: ArrayLike = 0.0
+    count: Numbers = 1.0
+    flops: Numbers = 0.0
+    weight_bytes: Numbers = 0.0
+    kv_bytes: Numbers = 0.0
+    activation_bytes: Numbers = 0.0
+    link_bytes: Numbers = 0.0
     compute_dtype: str = "bfloat16"
 
 
@@ -291,5 +292,7 @@ def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[O
             count=2 * a.n_layers + 1,
             link_bytes=reduced,
         ),
-        Operator(name="all-gather logits", kind="collective", group="collectives", link_bytes=gathered),
+        Operator(
+            name="all-gather logits", kind="collective", group="collectives", link_bytes=gathered
+        ),
     ]

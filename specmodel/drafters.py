@@ -209,6 +209,7 @@ class Medusa(_Base):
     """
 
     kind: ClassVar[str] = "medusa"
+
     def _head(self, target: Architecture) -> Architecture:
         return replace(
             target,

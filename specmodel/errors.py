@@ -80,7 +80,9 @@ def whole_array(
 def _range(low: float, high: float) -> str:
     if np.isfinite(low) and np.isfinite(high):
         return f"in [{low:g}, {high:g}]"
-    return f">= {low:g}" if np.isfinite(low) else f"<= {high:g}" if np.isfinite(high) else "a number"
+    return (
+        f">= {low:g}" if np.isfinite(low) else f"<= {high:g}" if np.isfinite(high) else "a number"
+    )
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

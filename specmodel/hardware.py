@@ -136,7 +136,9 @@ def load_device(device: str | os.PathLike[str] | Device) -> Device:
 @cache
 def device_names() -> tuple[str, ...]:
     """Return the names of the devices that ship with the package."""
-    return tuple(sorted(file.name[:-5] for file in _folder().iterdir() if file.name.endswith(".yaml")))
+    return tuple(
+        sorted(file.name[:-5] for file in _folder().iterdir() if file.name.endswith(".yaml"))
+    )
 
 
 @cache
@@ -164,7 +166,11 @@ def _spellings() -> dict[str, str]:
 
 def _normalise(text: str) -> str:
     name = re.sub(r"[\s_]+", "-", text.strip().lower())
-    return re.sub(r"^(nvidia|amd|intel|geforce|instinct|tesla)-", "", re.sub(r"^(nvidia|amd|intel)-", "", name))
+    return re.sub(
+        r"^(nvidia|amd|intel|geforce|instinct|tesla)-",
+        "",
+        re.sub(r"^(nvidia|amd|intel)-", "", name),
+    )
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -227,7 +233,9 @@ def _device(record: Any, where: str) -> Device:
     titles = _titles(record["sources"], where)
     sheet = record["datasheet"]
     required = {"peak_flops"} | {key for key, needed in _SCALARS.items() if needed}
-    _keys(sheet, {"peak_flops", *_SCALARS}, f"{where}: datasheet", optional=set(_SCALARS) - required)
+    _keys(
+        sheet, {"peak_flops", *_SCALARS}, f"{where}: datasheet", optional=set(_SCALARS) - required
+    )
     sources: dict[str, str] = {}
 
     def value(entry: Any, key: str) -> float:

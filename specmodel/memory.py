@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, whole_array
 from specmodel.hardware import Device
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,5 +117,3 @@ def devices_needed(
 def _most_heads(target: Architecture) -> int:
     heads = [layer.attention.heads for layer, _ in target.layers]
     return max(heads, default=1)
-
-

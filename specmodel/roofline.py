@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,6 +99,13 @@ class Execution:
         if self.level not in ("operators", "ideal"):
             raise DomainError(f"level must be operators or ideal; got {self.level!r}")
 
+    @classmethod
+    def of(cls, execution: Execution | None, options: ExecutionOptions) -> Execution:
+        """Return `execution`, or one made of keyword options; both at once is an error."""
+        if execution is not None and options:
+            raise TypeError(f"give execution or {', '.join(options)}, not both")
+        return execution or cls(**options)
+
     @property
     def effective(self) -> Efficiency:
         """The efficiencies that the level uses."""
@@ -157,9 +164,10 @@ def pass_time(
     B: ArrayLike,
     W: ArrayLike = 1,
     L: ArrayLike = 0,
-    execution: Execution | None = None,
     head_rows: ArrayLike | None = None,
     fuse: bool = True,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> PassTime:
     r"""Return the time of one pass over W positions of B sequences.
 
@@ -174,10 +182,10 @@ def pass_time(
     architecture : Architecture
     B, W, L : array_like
         Sequences [-], positions per sequence [token], context [token]. Broadcast.
-    execution : Execution, optional
-        Level, tensor parallelism, KV rereading, efficiencies.
     head_rows, fuse
         As in `specmodel.costs.pass_operators`.
+    execution : Execution, optional
+        Level, tensor parallelism, KV rereading, efficiencies; or its fields as keywords.
 
     Raises
     ------
@@ -192,12 +200,12 @@ def pass_time(
     Examples
     --------
     >>> import specmodel as sm
-    >>> ideal = sm.Execution(level="ideal")
-    >>> t = pass_time(sm.load_device("h100"), sm.load_model("llama-3.1-8b"), B=1, execution=ideal)
+    >>> h100, llama = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
+    >>> t = pass_time(h100, llama, B=1, level="ideal")
     >>> round(float(t.T) * 1e3, 3)
     4.481
     """
-    how = execution or Execution()
+    how = Execution.of(execution, options)
     operators = pass_operators(
         architecture,
         B=B,
@@ -330,6 +338,7 @@ def critical_batch(
     W: ArrayLike = 1,
     L: ArrayLike = 0,
     execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> Floats:
     r"""Return the batch at which a pass over W positions turns compute-bound, B*.
 
@@ -344,9 +353,10 @@ def critical_batch(
     float or ndarray
         [-]; infinite where the pass never turns compute-bound.
     """
+    how = Execution.of(execution, options)
 
     def at(batch: ArrayLike) -> PassTime:
-        return pass_time(device, architecture, B=batch, W=W, L=L, execution=execution)
+        return pass_time(device, architecture, B=batch, W=W, L=L, execution=how)
 
     unit = at(1.0)
     slope = np.asarray(unit.compute - unit.rows, dtype=np.float64)

@@ -159,7 +159,12 @@ def tokens_per_round(acceptance: Acceptance, drafter: Drafter, k: ArrayLike) -> 
 
 
 def speedup(
-    G: ArrayLike, T_p: ArrayLike, T_v: ArrayLike, T_d: ArrayLike, T_h: ArrayLike = 0.0, T_o: ArrayLike = 0.0
+    G: ArrayLike,
+    T_p: ArrayLike,
+    T_v: ArrayLike,
+    T_d: ArrayLike,
+    T_h: ArrayLike = 0.0,
+    T_o: ArrayLike = 0.0,
 ) -> Floats:
     """Return S = G (T_p + T_h) / (T_d + T_v + T_o).
 
@@ -174,7 +179,7 @@ def speedup(
     2.951
     """
     p, v, d, h, o = (np.asarray(x, dtype=np.float64) for x in (T_p, T_v, T_d, T_h, T_o))
-    return np.asarray(G * (p + h) / (d + v + o))
+    return np.asarray(np.asarray(G, dtype=np.float64) * (p + h) / (d + v + o))
 
 
 def regime(B: ArrayLike, B_v_star: ArrayLike, B_p_star: ArrayLike) -> NDArray[np.str_]:
@@ -186,12 +191,11 @@ def regime(B: ArrayLike, B_v_star: ArrayLike, B_p_star: ArrayLike) -> NDArray[np
     ['I', 'II', 'III']
     """
     batch = np.asarray(B, dtype=np.float64)
-    return np.where(batch < B_v_star, "I", np.where(batch < B_p_star, "II", "III"))
+    verify, decode = np.asarray(B_v_star), np.asarray(B_p_star)
+    return np.where(batch < verify, "I", np.where(batch < decode, "II", "III"))
 
 
-def alpha_break_even(
-    cost: ArrayLike, k: ArrayLike, *, hit_rate: float = 1.0
-) -> Floats:
+def alpha_break_even(cost: ArrayLike, k: ArrayLike, *, hit_rate: float = 1.0) -> Floats:
     """Return the alpha at which a round of k drafts just pays, NaN where none does.
 
     Parameters
@@ -215,7 +219,8 @@ def alpha_break_even(
 
 def draft_time_break_even(G: ArrayLike, times: RoundTime) -> Floats:
     """Return the T_d at which S = 1; negative where even free drafts lose. [s]"""
-    return np.asarray(G * (times.T_p + times.T_h) - times.T_v - times.T_o)
+    tokens = np.asarray(G, dtype=np.float64)
+    return np.asarray(tokens * (times.T_p + times.T_h) - times.T_v - times.T_o)
 
 
 def context_where_infinite(

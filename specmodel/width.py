@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +16,7 @@ from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
 from specmodel.hardware import Device
-from specmodel.roofline import Execution
+from specmodel.roofline import Execution, ExecutionOptions
 from specmodel.speculation import round_time, tokens_per_round
 
 Floats = NDArray[np.float64]
@@ -169,7 +170,7 @@ def best_piecewise_width(
     """
     edges = sorted({1, high, *(k for k in kinks if 1 <= k <= high)})
     candidates = set(edges) | {min(e + 1, high) for e in edges} | {max(e - 1, 1) for e in edges}
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         C = (cost(right) - cost(left)) / (right - left)
         A = cost(left) - C * left
         candidates.add(best_affine_width(alpha, A, max(C, 0.0), low=left, high=right))
@@ -178,7 +179,9 @@ def best_piecewise_width(
     return int(at[np.argmax(value)])
 
 
-def marginal_gain(alpha: ArrayLike, k: ArrayLike, T: ArrayLike, T_next: ArrayLike) -> NDArray[np.bool_]:
+def marginal_gain(
+    alpha: ArrayLike, k: ArrayLike, T: ArrayLike, T_next: ArrayLike
+) -> NDArray[np.bool_]:
     """Return whether one draft more than k pays: alpha^W / G(W) > dT(W) / T(W), with W = k + 1.
 
     A local rule, right from k >= 1 on where T is convex. It cannot decide between off and on: a
@@ -216,9 +219,10 @@ def schedule(
     max_batch: int = 1024,
     k_max: int = 16,
     k: int | None = None,
-    execution: Execution | None = None,
     T_h: float = 0.0,
     T_o: float = 0.0,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> tuple[Interval, ...]:
     """Return the best k for every batch from 1 to `max_batch`, run-length encoded.
 
@@ -233,7 +237,7 @@ def schedule(
         B=batches,
         L=L,
         k_max=k_max if k is None else k,
-        execution=execution,
+        execution=Execution.of(execution, options),
         T_h=T_h,
         T_o=T_o,
     )
@@ -256,7 +260,11 @@ class Policy(NamedTuple):
 
 
 def best_policy(
-    alphas: Sequence[float], shares: Sequence[float], T: Callable[[Floats], Floats], *, k_max: int = 64
+    alphas: Sequence[float],
+    shares: Sequence[float],
+    T: Callable[[Floats], Floats],
+    *,
+    k_max: int = 64,
 ) -> Policy:
     r"""Return the draft lengths that maximise long-run tokens per second over kinds of rounds.
 

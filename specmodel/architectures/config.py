@@ -23,6 +23,7 @@ from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import ArchitectureError, DomainError, did_you_mean
 
 _ACTIVATIONS = {"silu", "swish", "swiglu"}
+_MOST_LAYERS = 10_000  # no model has as many; a typo must not be built layer by layer
 _ALWAYS_UNQUANTISED = ("lm_head", "norm", "mlp.gate", "shared_expert_gate", "embed_tokens")
 
 
@@ -49,9 +50,8 @@ def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Arc
     if name is None:
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
     beside = file.with_name("hf_quant_config.json")
-    if file.name == "config.json" and beside.exists():
-        if "quantization_config" not in values:
-            values["quantization_config"] = _from_modelopt(Keys(_load(beside), str(beside)))
+    if "quantization_config" not in values and file.name == "config.json" and beside.exists():
+        values["quantization_config"] = _from_modelopt(Keys(_load(beside), str(beside)))
     return from_dict(values, name=name, where=str(path))
 
 
@@ -141,12 +141,17 @@ def _attention(keys: Keys, common: dict[str, Any], **kwargs: Any) -> Attention:
     if head_dim is None:
         if common["hidden_size"] % heads:
             raise keys.error(
-                "num_attention_heads", f"must divide hidden_size {common['hidden_size']}; got {heads}"
+                "num_attention_heads",
+                f"must divide hidden_size {common['hidden_size']}; got {heads}",
             )
         head_dim = common["hidden_size"] // heads
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"must divide {heads} heads; got {kv_heads}")
     return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, **kwargs)
+
+
+def _depth(keys: Keys) -> int:
+    return keys.whole("num_hidden_layers", high=_MOST_LAYERS)
 
 
 def _runs(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
@@ -164,7 +169,7 @@ def _llama(keys: Keys, common: dict[str, Any]) -> Architecture:
     attention = _attention(keys, common, qkv_bias=bias, output_bias=bias)
     mlp = MLP(width=keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False))
     layer = Layer(attention=attention, mlp=mlp)
-    return Architecture(**common, layers=((layer, keys.whole("num_hidden_layers")),))
+    return Architecture(**common, layers=((layer, _depth(keys)),))
 
 
 def _mistral(keys: Keys, common: dict[str, Any]) -> Architecture:
@@ -173,14 +178,14 @@ def _mistral(keys: Keys, common: dict[str, Any]) -> Architecture:
         attention=_attention(keys, common, window=window),
         mlp=MLP(width=keys.whole("intermediate_size")),
     )
-    return Architecture(**common, layers=((layer, keys.whole("num_hidden_layers")),))
+    return Architecture(**common, layers=((layer, _depth(keys)),))
 
 
 def _mixtral(keys: Keys, common: dict[str, Any]) -> Architecture:
     window = keys.whole_or_none("sliding_window", None)
     moe = _routed(keys, experts="num_local_experts", width="intermediate_size")
     layer = Layer(attention=_attention(keys, common, window=window), mlp=moe)
-    return Architecture(**common, layers=((layer, keys.whole("num_hidden_layers")),))
+    return Architecture(**common, layers=((layer, _depth(keys)),))
 
 
 def _routed(keys: Keys, *, experts: str, width: str, **kwargs: Any) -> MoE:
@@ -209,7 +214,7 @@ def _qwen_windows(keys: Keys, layers: int) -> list[int | None]:
 def _qwen_dense(keys: Keys, common: dict[str, Any], **attention: Any) -> Architecture:
     mlp = MLP(width=keys.whole("intermediate_size"))
     base = _attention(keys, common, **attention)
-    windows = _qwen_windows(keys, keys.whole("num_hidden_layers"))
+    windows = _qwen_windows(keys, _depth(keys))
     layers = (Layer(attention=replace(base, window=w), mlp=mlp) for w in windows)
     return Architecture(**common, layers=_runs(layers))
 
@@ -223,10 +228,8 @@ def _qwen3(keys: Keys, common: dict[str, Any]) -> Architecture:
     return _qwen_dense(keys, common, qk_norm=True, qkv_bias=bias, output_bias=bias)
 
 
-def _qwen_moe(
-    keys: Keys, common: dict[str, Any], moe: MoE, base: Attention
-) -> Architecture:
-    count = keys.whole("num_hidden_layers")
+def _qwen_moe(keys: Keys, common: dict[str, Any], moe: MoE, base: Attention) -> Architecture:
+    count = _depth(keys)
     step = keys.whole("decoder_sparse_step")
     dense_layers = keys.whole_list("mlp_only_layers")
     dense = MLP(width=keys.whole("intermediate_size"))
@@ -280,7 +283,7 @@ def _deepseek(keys: Keys, common: dict[str, Any]) -> Architecture:
     step = keys.whole("moe_layer_freq", 1)
     layers = (
         Layer(attention=attention, mlp=moe if i >= first and i % step == 0 else dense)
-        for i in range(keys.whole("num_hidden_layers"))
+        for i in range(_depth(keys))
     )
     mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
     return Architecture(**common, layers=_runs(layers), mtp_layers=mtp)
@@ -293,7 +296,7 @@ def _eagle3(keys: Keys, common: dict[str, Any]) -> Architecture:
         keys.raw(key, None)  # left behind by the target's file
     hidden = common["hidden_size"]
     target_hidden = keys.whole("target_hidden_size", hidden)
-    layers = keys.whole("num_hidden_layers")
+    layers = _depth(keys)
     bias = keys.flag("attention_bias", False)
     base = _attention(
         keys, common, qkv_bias=bias, output_bias=bias, window=_qwen_windows(keys, layers)[0]

@@ -1,4 +1,4 @@
-"""Strict access to the keys of a ``config.json``: every key is read, known to be irrelevant, or refused."""
+"""Strict access to the keys of a ``config.json``: each is read, irrelevant, or refused."""
 
 from __future__ import annotations
 
@@ -57,13 +57,15 @@ class Keys:
             raise self.error(key, "missing")
         return value
 
-    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1) -> int:
-        """Return a whole number >= `low`; null counts as absent where there is a default."""
+    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1, high: int = 10**12) -> int:
+        """Return a whole number from `low` to `high`; null is absent where there is a default."""
         value = self.raw(key, default)
         if value is None and default is not _MISSING:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(key, f"must be a whole number >= {low}; got {value!r}")
+        if value > high:
+            raise self.error(key, f"must be at most {high}; got {value}")
         return value
 
     def whole_or_none(self, key: str, default: Any = _MISSING, *, low: int = 1) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +21,9 @@ _SUFFIXES = re.compile(r"-(instruct|chat|it|base|hf|bf16|fp16)(?=-|$)")
 def model_names() -> tuple[str, ...]:
     """Return the names of the models that ship with the package."""
     folder = files("specmodel") / "data" / "models"
-    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".json")))
+    return tuple(
+        sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".json"))
+    )
 
 
 def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
@@ -58,7 +61,8 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
 @cache
 def _preset(name: str) -> Architecture:
     file = files("specmodel") / "data" / "models" / f"{name}.json"
-    return from_dict(json.loads(file.read_text(encoding="utf-8")), name=name, where=f"preset {name}")
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return replace(from_dict(values, name=name, where=f"preset {name}"), source=values["_source"])
 
 
 def _normalise(text: str) -> str:

@@ -442,9 +442,11 @@ class Architecture:
 
     def linear_bytes(self, linear: Linear) -> float:
         """Bytes of a matrix with its bias and its quantisation scales."""
-        return self.matrix_bytes(
-            linear.inputs, linear.outputs, quantised=linear.quantised
-        ) * linear.copies + linear.bias * BYTES[self.dtype]
+        return (
+            self.matrix_bytes(linear.inputs, linear.outputs, quantised=linear.quantised)
+            * linear.copies
+            + linear.bias * BYTES[self.dtype]
+        )
 
     def matrix_bytes(self, inputs: int, outputs: int, *, quantised: bool) -> float:
         """Bytes of one ``inputs x outputs`` matrix with its quantisation scales."""

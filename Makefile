@@ -1,0 +1,55 @@
+# Two commands do all the set-up on a machine with git, Python and make:
+#   make predict    the answer for an H100, in a virtual environment of its own
+#   make test       lint, types, import contract, tests, doctests, notebooks
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STEP := .ci/step
+
+.PHONY: predict test setup lint unit slow notebooks figures clean
+
+predict: $(VENV)/.runtime
+	$(BIN)/specmodel predict --gpu h100
+
+test: setup lint unit slow notebooks
+
+setup:
+	@$(STEP) "set-up" 240 $(MAKE) --no-print-directory $(VENV)/.dev
+
+lint: $(VENV)/.dev
+	@$(STEP) "lint and types" 60 $(MAKE) --no-print-directory lint-all
+
+.PHONY: lint-all
+lint-all:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev
+	@$(STEP) "unit tests and doctests" 120 $(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+slow: $(VENV)/.dev
+	@$(STEP) "slow tests" 480 $(BIN)/python -m pytest -q -m "slow and not gpu" tests
+
+notebooks: $(VENV)/.dev
+	@$(STEP) "notebooks" 240 $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=200 -p no:cacheprovider -W default notebooks
+
+figures: $(VENV)/.runtime
+	$(BIN)/specmodel predict --gpu h100 --batch 1,8,32,128 --context 1k --plot docs/h100.png
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+# torch first and pinned: a looser request pulls a CUDA build of several GB.
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[notebooks,dev]"
+	@touch $@ $(VENV)/.runtime
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,6 @@
+"""``python -m specmodel``."""
+
+from specmodel.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,160 @@
+"""``specmodel``: predict, explain, list, show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from specmodel._version import __version__
+from specmodel.errors import SpecmodelError
+
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="A table for people, or SI units for machines.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="specmodel")
+def cli() -> None:
+    """Does speculative decoding pay on this device, and with how many drafts?"""
+
+
+def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that describe a setup."""
+    options: Sequence[tuple[str, dict[str, Any]]] = (
+        ("--gpu", {"help": "Device: a name from `specmodel list gpus`."}),
+        ("--profile", {"metavar": "FILE", "help": "Device: a YAML file in place of --gpu."}),
+        ("--model", {"help": "Target: a name, a config.json, or a directory with one."}),
+        ("--drafter", {"metavar": "KIND", "help": "One of `specmodel list drafters`."}),
+        (
+            "--draft",
+            {"metavar": "MODEL", "help": "The draft model's or head's name or config.json."},
+        ),
+        ("--alpha", {"help": "Chance that a draft token is accepted, 0 to 1."}),
+        ("--acceptance-rates", {"metavar": "A1,A2,..", "help": "Unconditional rate by position."}),
+        ("--acceptance-length", {"metavar": "G", "help": "Mean tokens per round, bonus included."}),
+        ("--acceptance-k", {"metavar": "N", "help": "The k that length was measured at [--k]."}),
+        ("--hit-rate", {"help": "ngram: share of rounds that find a match."}),
+        ("--layer-fraction", {"help": "self: share of the target's layers that draft."}),
+        (
+            "--kv-budget",
+            {"metavar": "TOKENS", "help": "sparse-kv: tokens of KV a draft pass reads."},
+        ),
+        ("--k", {"metavar": "N|auto", "default": "auto", "help": "Draft tokens per round."}),
+        ("--k-max", {"metavar": "N", "default": "16", "help": "Largest k that auto considers."}),
+        (
+            "--batch",
+            {"metavar": "LIST", "default": "1,8,32,128", "help": "Such as 1,8,64 or 1-16."},
+        ),
+        ("--context", {"metavar": "LIST", "default": "2k", "help": "Tokens, 1k = 1,024."}),
+        ("--tp", {"metavar": "N", "default": "1", "help": "Tensor-parallel degree."}),
+        ("--dtype", {"help": "Activations, unquantised weights, KV [config.json's]."}),
+        ("--weights", {"metavar": "DTYPE", "help": "Quantise the layers' weights."}),
+        ("--kv-dtype", {"metavar": "DTYPE", "help": "KV cache [--dtype]."}),
+        (
+            "--kv-reread",
+            {"metavar": "R", "default": "0", "help": "0: verify reads KV once, 1: per row."},
+        ),
+        (
+            "--expert-overlap",
+            {"metavar": "O", "default": "0", "help": "0: rows route independently."},
+        ),
+        (
+            "--level",
+            {
+                "type": click.Choice(["operators", "ideal"]),
+                "default": "operators",
+                "help": "Sum of kernels, or the datasheet bound.",
+            },
+        ),
+    )
+    for flag, kwargs in reversed(options):
+        command = click.option(flag, show_default="default" in kwargs, **kwargs)(command)
+    return command
+
+
+@cli.command()
+@_setup_options
+@_FORMAT
+@click.option("--plot", metavar="FILE", help="Also write a figure (.png, .pdf, .svg).")
+def predict(form: str, plot: str | None, **options: Any) -> None:
+    """Predict times, regimes, speedup and the best k."""
+    from specmodel.cli.render import prediction_text
+    from specmodel.cli.setup import build
+    from specmodel.report import predict as run
+
+    request = build(options)
+    result = run(request.setup)
+    text = prediction_text(request, result, form)
+    if plot is not None:
+        from specmodel.plots import prediction_figure, save
+
+        save(prediction_figure(result), plot)
+    click.echo(text)
+
+
+@cli.command()
+@_setup_options
+def explain(**options: Any) -> None:
+    """Derive the answer step by step with your numbers in it."""
+    from specmodel.cli.setup import build
+    from specmodel.symbolic import explain as derive
+
+    request = build(options)
+    click.echo(derive(request.setup))
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["gpus", "models", "drafters"]))
+@_FORMAT
+def list_(what: str, form: str) -> None:
+    """List the devices, models or drafters that ship."""
+    from specmodel.cli.records import listing_text
+
+    click.echo(listing_text(what, form))
+
+
+@cli.command()
+@click.argument("name", metavar="GPU|MODEL|FILE")
+@_FORMAT
+def show(name: str, form: str) -> None:
+    """Show one device or model: its numbers and where they come from."""
+    from specmodel.cli.records import show_text
+
+    click.echo(show_text(name, form))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; bad input is one line on stderr and exit status 2."""
+    try:
+        cli.main(args=arguments, prog_name="specmodel", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+    except click.ClickException as error:
+        return _fail(error.format_message())
+    except BrokenPipeError:  # the reader of our output has gone (``| head``)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (SpecmodelError, OSError) as error:
+        return _fail(str(error))
+    except click.Abort:
+        return 130
+    return 0
+
+
+def _fail(message: str) -> int:
+    click.echo(f"specmodel: {' '.join(message.split())}", err=True)
+    return 2
+
+
+def run() -> None:
+    """Entry point of the installed command."""
+    sys.exit(main())

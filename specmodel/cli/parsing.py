@@ -1,0 +1,85 @@
+"""From the text people type to values; every mistake is a `DomainError` naming the flag."""
+
+from __future__ import annotations
+
+import re
+
+from specmodel.errors import DomainError
+from specmodel.units import parse_count
+
+_RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
+_MOST = 100_000
+
+
+def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
+    """Read a list of whole numbers and ranges: ``1,8,64``, ``1k,8k``, ``1-16``, ``0:8k:1k``.
+
+    Raises
+    ------
+    DomainError
+        When a part is not a whole number >= `low` or the list is empty or huge.
+
+    Examples
+    --------
+    >>> parse_counts("1,4-6,16:64:16", name="batch", low=1)
+    (1, 4, 5, 6, 16, 32, 48, 64)
+    """
+    values: list[int] = []
+    for part in text.split(","):
+        if match := _RANGE.fullmatch(part.strip()):
+            first, last = (parse_count(x, name=name) for x in match.group(1, 2))
+            step = parse_count(match[3], name=name) if match[3] else 1
+            if step < 1 or last < first or (last - first) // step > _MOST:
+                raise DomainError(f"{name} range must go up, by at least 1; got {part.strip()!r}")
+            values += range(first, last + 1, step)
+        else:
+            values.append(parse_count(part, name=name))
+    for value in values:
+        if value < low:
+            raise DomainError(f"{name} must be >= {low}; got {value}")
+    return tuple(dict.fromkeys(values))
+
+
+def parse_number(text: str | None, *, name: str) -> float | None:
+    """Read a number; None stays None.
+
+    Raises
+    ------
+    DomainError
+        When the text is not a number.
+    """
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise DomainError(f"{name} must be a number; got {text!r}") from None
+
+
+def parse_whole(text: str | None, *, name: str) -> int | None:
+    """Read a plain whole number (a sign is read, so that a negative one can be named).
+
+    Raises
+    ------
+    DomainError
+        When the text is not a whole number.
+    """
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise DomainError(f"{name} must be a whole number; got {text!r}") from None
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Read a list of rates.
+
+    Raises
+    ------
+    DomainError
+        When a part is not a number.
+    """
+    return tuple(
+        float(parse_number(part, name="acceptance rates") or 0.0) for part in text.split(",")
+    )

@@ -1,0 +1,180 @@
+"""``list`` and ``show``: the records that ship, and files like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from specmodel.architectures import Architecture, load_model, model_names
+from specmodel.cli.output import Out, cell, to_csv, to_json
+from specmodel.drafters import KINDS
+from specmodel.errors import ArchitectureError, DomainError, ProfileError, did_you_mean
+from specmodel.hardware import Device, device_names, load_device
+
+
+def listing_text(what: str, form: str) -> str:
+    """Return the devices, models or drafters that ship."""
+    rows: list[dict[str, Any]]
+    if what == "gpus":
+        rows = [_device_row(load_device(name)) for name in device_names()]
+    elif what == "models":
+        rows = [_model_row(load_model(name)) for name in model_names()]
+    else:
+        rows = [{"name": kind, "what": text} for kind, text in KINDS.items()]
+    if form == "json":
+        return to_json(rows)
+    if form == "csv":
+        return to_csv(rows)
+    out = Out()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for title, unit in _HEADINGS[what].items():
+        table.add_column(title, justify="right" if unit else "left", overflow="fold")
+    for row in rows:
+        units = _HEADINGS[what].values()
+        table.add_row(*(_scaled(v, unit) for v, unit in zip(row.values(), units, strict=True)))
+    out.table(table)
+    return out.text()
+
+
+_HEADINGS: dict[str, dict[str, float | None]] = {
+    "gpus": {
+        "name": None,
+        "title": None,
+        "bf16 TFLOP/s": 1e12,
+        "TB/s": 1e12,
+        "GB": 1e9,
+        "rho FLOP/B": 1.0,
+    },
+    "models": {
+        "name": None,
+        "params (B)": 1e9,
+        "active (B)": 1e9,
+        "KV elements/token": 1.0,
+        "weights GB": 1e9,
+        "layers": None,
+    },
+    "drafters": {"name": None, "what": None},
+}
+"""Columns of a listing for people and what their values are divided by; None is text."""
+
+
+def _scaled(value: Any, unit: float | None) -> str:
+    if value is None or unit is None:
+        return cell(value)
+    return f"{value:,.0f}" if isinstance(value, int) and unit == 1 else f"{value / unit:.4g}"
+
+
+def _device_row(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "title": device.title,
+        "bfloat16_flops": device.peak_flops.get("bfloat16"),
+        "memory_bandwidth": device.memory_bandwidth,
+        "memory_capacity": device.memory_capacity,
+        "rho_bfloat16": device.rho("bfloat16") if "bfloat16" in device.peak_flops else None,
+    }
+
+
+def _model_row(model: Architecture) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "kv_elements_per_token": model.kv_elements_per_token,
+        "weight_bytes": model.weight_bytes,
+        "layers": _layers(model),
+    }
+
+
+def show_text(name: str, form: str) -> str:
+    """Return the record of one device or model.
+
+    Raises
+    ------
+    SpecmodelError
+        When the name is unknown or the file is not understood.
+    """
+    record = _find(name)
+    values = _device_values(record) if isinstance(record, Device) else _model_values(record)
+    if form == "json":
+        return to_json(values)
+    if form == "csv":
+        return to_csv([{k: v for k, v in values.items() if not isinstance(v, dict | list)}])
+    out = Out()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for key, value in values.items():
+        if isinstance(value, dict):
+            for inner, entry in value.items():
+                table.add_row(f"{key}.{inner}", cell(entry))
+        else:
+            table.add_row(key, ", ".join(value) if isinstance(value, list) else cell(value))
+    out.table(table)
+    return out.text()
+
+
+def _find(name: str) -> Device | Architecture:
+    if Path(name).exists():
+        return load_device(name) if name.endswith((".yaml", ".yml")) else load_model(name)
+    if name.endswith((".yaml", ".yml", ".json")):
+        raise DomainError(f"{name}: no such file")
+    try:
+        return load_device(name)
+    except ProfileError:
+        try:
+            return load_model(name)
+        except ArchitectureError as error:
+            if "unknown model" not in str(error):
+                raise
+    hint = did_you_mean(name, [*device_names(), *model_names()])
+    raise DomainError(f"unknown GPU or model {name!r}{hint}")
+
+
+def _device_values(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "title": device.title,
+        "vendor": device.vendor,
+        "family": device.family,
+        "aliases": list(device.aliases),
+        "peak_flops": dict(device.peak_flops),
+        "memory_bandwidth": device.memory_bandwidth,
+        "memory_capacity": device.memory_capacity,
+        "l2_cache": device.l2_cache,
+        "multiprocessors": device.multiprocessors,
+        "interconnect_bandwidth": device.interconnect_bandwidth,
+        "pcie_bandwidth": device.pcie_bandwidth,
+        "board_power": device.board_power,
+        "rho": {dtype: device.rho(dtype) for dtype in device.peak_flops},
+        "sources": dict(device.sources),
+    }
+
+
+def _model_values(model: Architecture) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model_type": model.model_type,
+        "total_params": model.total_params,
+        "active_params": model.active_params,
+        "kv_elements_per_token": model.kv_elements_per_token,
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "weight_bytes": model.weight_bytes,
+        "n_layers": model.n_layers,
+        "layers": model.layers_by_kind(),
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "tied_embeddings": model.tied_embeddings,
+        "dtype": model.dtype,
+        "weights": model.weight_dtype,
+        "kv_dtype": model.kv_dtype,
+        "mtp_layers": model.mtp_layers,
+        "source": model.source,
+    }
+
+
+def _layers(model: Architecture) -> str:
+    return ", ".join(f"{count} x {kind}" for kind, count in model.layers_by_kind().items())

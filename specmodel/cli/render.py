@@ -1,0 +1,210 @@
+"""A prediction as a table for people, or as JSON or CSV for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from specmodel._version import __version__
+from specmodel.cli.output import Out, plain_table, to_csv, to_json
+from specmodel.cli.setup import Request
+from specmodel.memory import devices_needed
+from specmodel.report import Prediction, headline
+
+_MOST_REASONS = 12
+
+
+def prediction_text(request: Request, result: Prediction, form: str) -> str:
+    """Return a prediction in the form asked for."""
+    if form == "json":
+        return to_json(_prediction_json(request, result))
+    if form == "csv":
+        return to_csv(result.points)
+    return _prediction_table(request, result)
+
+
+def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
+    return {
+        "inputs": {**request.inputs, "assumed": request.assumed},
+        "basis": request.setup.execution.basis,
+        "specmodel_version": __version__,
+        "warnings": list(result.warnings),
+        "answers": [
+            {
+                "context": answer.context,
+                "text": headline(answer, k=request.setup.k),
+                "schedule": [[run.first, run.last, run.k] for run in answer.schedule],
+                "max_batch_without_drafter": answer.plain.batch,
+                "tokens_per_second_at_max_batch_without_drafter": answer.plain.tokens_per_second,
+                "max_batch_with_drafter": answer.with_drafter.batch,
+                "tokens_per_second_at_max_batch_with_drafter": (
+                    answer.with_drafter.tokens_per_second
+                ),
+            }
+            for answer in result.answers
+        ],
+        "points": [dict(point) for point in result.points],
+    }
+
+
+def _prediction_table(request: Request, result: Prediction) -> str:
+    setup, inputs = request.setup, request.inputs
+    out = Out()
+    draft = f" ({inputs['draft']})" if inputs["draft"] else ""
+    out.line(
+        f"specmodel {__version__} | {setup.device.title} | {setup.target.name} "
+        f"{inputs['weights']} | {inputs['drafter']}{draft} | level {inputs['level']}, "
+        f"basis: {setup.execution.basis}"
+    )
+    out.line()
+    for answer in result.answers:
+        where = f"context {answer.context}: " if len(result.answers) > 1 else ""
+        out.line(f"{where}{headline(answer, k=setup.k)}")
+        out.line(f"  {_capacity(request, answer)}")
+    close = [p for p in result.points if p["verdict"] == "too close to call"]
+    if close:
+        at = ", ".join(f"batch {p['batch']} context {p['context']}" for p in close[:6])
+        out.line(f"  within 5% of S = 1, too close to call: {at}")
+    out.line()
+    out.table(_points_table(result.points, fixed=setup.k is not None))
+    out.line("cost: a round over a plain step; S: speedup; alpha even: acceptance at which S = 1")
+    out.line()
+    out.table(_use_table(result.points))
+    out.line(
+        "shares of a round: verification by kind of operator, then drafting; MBU, MFU: bandwidth"
+    )
+    out.line("and peak FLOP/s used by decode/verify; GB of memory a device, * does not fit")
+    out.line()
+    _critical(out, result.points)
+    out.line()
+    out.line("Why")
+    for index in _chosen(len(result.points)):
+        point = result.points[index]
+        out.line(f"  batch {point['batch']}, context {point['context']}: {result.why[index]}")
+    out.line()
+    _assumptions(out, request, result)
+    return out.text()
+
+
+def _points_table(points: Sequence[Mapping[str, Any]], *, fixed: bool) -> Table:
+    """The answer: times, cost, speedup. With a k of the user's, the best one beside it."""
+    best = ("best k", "best S") if fixed else ()
+    table = plain_table(
+        "batch", "context", "k", "G", "T_p ms", "T_v ms", "T_d ms", "cost", "S", *best, "regime",
+        "alpha even", "tok/s/seq", "tok/s",
+    )  # fmt: skip
+    for p in points:
+        even = p["alpha_break_even"]
+        table.add_row(
+            str(p["batch"]),
+            str(p["context"]),
+            _drafts(p["k"]),
+            f"{p['G']:.2f}",
+            *(_ms(p[name]) for name in ("T_p", "T_v", "T_d")),
+            f"{p['round_cost']:.2f}",
+            f"{p['S']:.2f}",
+            *((_drafts(p["k_star"]), f"{p['S_star']:.2f}") if fixed else ()),
+            p["regime"],
+            "-" if not p["k"] else "none" if even is None else f"{even:.2f}",
+            f"{p['tokens_per_second_per_sequence']:.0f}",
+            f"{p['tokens_per_second']:.0f}",
+        )
+    return table
+
+
+def _use_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """Where a round's time goes, and how much of the device it uses."""
+    groups = list(
+        dict.fromkeys(g for p in points for g, share in p["time_shares"].items() if share)
+    )
+    shown = (group.removeprefix("verify ") for group in groups)
+    table = plain_table("batch", "context", "k", *shown, "MBU", "MFU", "GB")
+    for p in points:
+        table.add_row(
+            str(p["batch"]),
+            str(p["context"]),
+            _drafts(p["k"]),
+            *(f"{p['time_shares'].get(group, 0.0):.0%}" for group in groups),
+            f"{p['mbu_decode']:.0%}/{p['mbu_verify']:.0%}",
+            f"{p['mfu_decode']:.0%}/{p['mfu_verify']:.0%}",
+            f"{p['memory_bytes'] / 1e9:.1f}{'' if p['fits'] else '*'}",
+        )
+    return table
+
+
+def _drafts(k: int) -> str:
+    return str(k) if k else "off"
+
+
+def _capacity(request: Request, answer: Any) -> str:
+    """Return what fits, and whether the drafter's memory costs more than it brings."""
+    plain, spec = answer.plain, answer.with_drafter
+    if not plain.batch:
+        setup = request.setup
+        need = devices_needed(setup.device, setup.target, batch=1, L=answer.context)
+        more = f"{need} would (--tp {need})" if need else "no --tp that divides it would"
+        size = f"{setup.device.memory_capacity / 1e9:.0f} GB"
+        return f"{setup.execution.tp} device(s) of {size} cannot hold it; {more}"
+    text = f"largest batch that fits: {plain.batch} plain ({plain.tokens_per_second:.0f} tok/s)"
+    if request.setup.k == 0:
+        return text
+    if not spec.batch:
+        return f"{text}; with the drafter the weights do not fit"
+    yields = f"{spec.tokens_per_second:.0f} tok/s at k = {spec.k}"
+    return f"{text}, {spec.batch} with the drafter ({yields})"
+
+
+def _critical(out: Out, points: Sequence[Mapping[str, Any]]) -> None:
+    """Print the critical batches, a line for each context."""
+    for context in dict.fromkeys(p["context"] for p in points):
+        here = [p for p in points if p["context"] == context]
+        verify = {p["W"]: _batch(p["B_v_star"]) for p in here if p["k"]}
+        if len(verify) > 1 and set(verify.values()) == {"never"}:
+            text = f"; verifying {min(verify)} to {max(verify)} rows: never"
+        else:
+            text = "".join(f"; verifying {W} rows: {star}" for W, star in verify.items())
+        out.line(
+            f"turns compute-bound at batch (context {context}): decoding: "
+            f"{_batch(here[0]['B_p_star'])}{text}"
+        )
+    out.line(
+        f"weight GEMMs turn compute-bound at {points[0]['gemm_turn_rows']:.0f} rows (batch x W)"
+    )
+
+
+def _assumptions(out: Out, request: Request, result: Prediction) -> None:
+    inputs = request.inputs
+    out.line("Assumed, as you did not say")
+    for name, value in request.assumed.items():
+        out.line(f"  {name}: {value}")
+    out.line("Settings")
+    hit = f", hit rate {inputs['hit_rate']:g}" if inputs["hit_rate"] < 1 else ""
+    out.line(
+        f"  acceptance {inputs['acceptance']}{hit}; k {inputs['k']} (up to {inputs['k_max']}); "
+        f"tp {inputs['tp']}; dtype {inputs['dtype']}, weights {inputs['weights']}, "
+        f"KV {inputs['kv_dtype']}; KV reread R = {inputs['kv_reread']:g}; "
+        f"expert overlap {inputs['expert_overlap']:g}"
+    )
+    out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
+    if request.setup.execution.level == "operators":
+        e = request.setup.execution.effective
+        out.line(
+            f"  {e.basis} efficiencies, nothing measured on this device: {e.t_op * 1e6:g} us an "
+            f"operator, {e.eta_m:g} of bandwidth, {e.eta_f:g} of peak FLOP/s, p = {e.p:g}"
+        )
+    for text in result.warnings:
+        out.line(f"  note: {text}")
+
+
+def _chosen(count: int) -> Iterable[int]:
+    return range(count) if count <= _MOST_REASONS else (0, count // 2, count - 1)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def _batch(value: float | None) -> str:
+    return "never" if value is None else f"{value:.0f}"

@@ -1,0 +1,215 @@
+"""The notebook interface: the same numbers as labelled arrays with units and basis."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel import width
+from specmodel._version import __version__
+from specmodel.acceptance import Acceptance
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter
+from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
+from specmodel.hardware import Device
+from specmodel.roofline import Execution, ExecutionOptions, critical_batch
+from specmodel.speculation import regime, round_time, tokens_per_round
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_VARIABLES = {
+    "T_p": ("B L", "s", "plain decode step"),
+    "T_v": ("B k L", "s", "verification pass"),
+    "T_d": ("B k L", "s", "producing the drafts"),
+    "T_h": ("", "s", "a plain step besides its pass"),
+    "T_o": ("k", "s", "a round besides its passes"),
+    "W": ("k", "token", "positions verified per sequence"),
+    "G": ("k alpha", "token", "tokens committed per round, bonus included"),
+    "S": ("B k L alpha", "1", "speedup over plain decoding"),
+    "round_cost": ("B k L", "1", "round over plain step, (T_d + T_v + T_o) / (T_p + T_h)"),
+    "regime": ("B k L", "1", "I: verification memory-bound, II: only decoding is, III: neither"),
+    "B_p_star": ("L", "1", "batch at which decoding turns compute-bound"),
+    "B_v_star": ("k L", "1", "batch at which verification turns compute-bound"),
+    "k_star": ("B L alpha", "token", "best draft length among the k asked for, 0: off"),
+    "W_star": ("B L alpha", "token", "best width"),
+    "S_star": ("B L alpha", "1", "speedup at the best draft length"),
+}
+
+
+def speculate(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    *,
+    B: ArrayLike,
+    k: ArrayLike | range,
+    L: ArrayLike = 0,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+    **options: Unpack[ExecutionOptions],
+) -> xr.Dataset:
+    """Predict rounds over every combination of B, k and L.
+
+    Parameters
+    ----------
+    device, target, drafter, acceptance
+        See `load_device`, `load_model`, and the drafter and acceptance records. An acceptance
+        record with an axis of its own (`Geometric` of several alphas) adds a dimension
+        ``alpha``.
+    B, k, L : array_like
+        Sequences [-], drafts [token], context [token]; one-dimensional or scalar. Scalars
+        become scalar coordinates.
+    T_h, T_o : float
+        What a plain step and a round cost besides their passes. [s]
+    **options
+        Fields of `Execution`: level, tp, kv_reread, expert_overlap, efficiency.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star``,
+        each with ``units``; ``attrs["basis"]`` says where the rates come from.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+
+    Examples
+    --------
+    >>> import specmodel as sm
+    >>> r = sm.speculate(
+    ...     sm.load_device("h100"), sm.load_model("llama-3.1-8b"), sm.Eagle3(),
+    ...     sm.Geometric(0.7), B=[1, 64], k=range(9), L=2048, level="ideal",
+    ... )
+    >>> r.S.dims, r.attrs["basis"]
+    (('B', 'k'), 'datasheet')
+    """
+    import xarray as xr
+
+    execution = Execution(**options)
+    axes = {
+        "B": real_array(B, "batch", low=1),
+        "k": whole_array(np.asarray(list(k)) if isinstance(k, range) else k, "k", unit="token"),
+        "L": real_array(L, "context", low=0, unit="token"),
+    }
+    batch, drafts, context = _outer(*axes.values())
+    times = round_time(
+        device, target, drafter, B=batch, k=drafts, L=context, execution=execution, T_h=T_h, T_o=T_o
+    )
+    G = np.atleast_2d(tokens_per_round(acceptance, drafter, drafts[0, :, 0]))  # alpha, k
+    alphas = np.atleast_1d(getattr(acceptance, "alpha", np.nan))
+    G = G.T[None, :, None, :]
+    S = np.where(drafts[..., None] > 0, G / times.cost[..., None], 1.0)
+    best = width.best_of(S, axes["k"].reshape(-1), axis=1)
+    decode_star = critical_batch(device, target, L=context, execution=execution)
+    verify_star = critical_batch(device, target, W=drafts + 1, L=context, execution=execution)
+    values: dict[str, ArrayLike] = {
+        "T_p": times.T_p,
+        "T_v": times.T_v,
+        "T_d": times.T_d,
+        "T_h": times.T_h,
+        "T_o": times.T_o,
+        "round_cost": times.cost,
+        "W": drafts + 1,
+        "G": G,
+        "S": S,
+        "B_p_star": decode_star,
+        "B_v_star": verify_star,
+        "regime": regime(batch, verify_star, decode_star),
+        "k_star": np.expand_dims(best.k, 1),
+        "W_star": np.expand_dims(best.k + 1, 1),
+        "S_star": np.expand_dims(best.S, 1),
+    }
+    coords = {name: np.atleast_1d(axis) for name, axis in axes.items()}
+    coords["k"], coords["alpha"] = coords["k"].astype(int), alphas
+    sizes = {name: axis.size for name, axis in coords.items()}
+    dataset = xr.Dataset(
+        {name: _variable(name, array, sizes) for name, array in values.items()},
+        coords=coords,
+        attrs=_attrs(device, target, drafter, acceptance, execution),
+    )
+    if np.ndim(getattr(acceptance, "alpha", 0.0)) == 0:
+        dataset = dataset.squeeze("alpha", drop=True)
+    return dataset.squeeze([name for name, axis in axes.items() if axis.ndim == 0])
+
+
+def best_width(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    *,
+    B: ArrayLike,
+    L: ArrayLike = 0,
+    k_max: int = 16,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+    **options: Unpack[ExecutionOptions],
+) -> xr.Dataset:
+    """Return the best draft length ``k``, width ``W`` and speedup ``S`` over B and L.
+
+    k = 0 means off; then S = 1. Parameters as in `speculate`, scanning k from 0 to `k_max`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        r = speculate(
+            device,
+            target,
+            drafter,
+            acceptance,
+            B=B,
+            k=range(k_max + 1),
+            L=L,
+            T_h=T_h,
+            T_o=T_o,
+            **options,
+        )
+    best = r[["k_star", "W_star", "S_star"]]
+    return best.rename(k_star="k", W_star="W", S_star="S")
+
+
+def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Reshape each axis so that they broadcast against one another."""
+    for axis in axes:
+        if axis.ndim > 1:
+            raise DomainError("B, k and L must be scalars or one-dimensional")
+    return list(np.meshgrid(*axes, indexing="ij", sparse=True))
+
+
+def _variable(name: str, value: ArrayLike, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    """Return an xarray variable over its own dimensions, from an array over B, k, L and alpha."""
+    dims, units, long_name = _VARIABLES[name]
+    array = np.asarray(value)
+    array = array.reshape(array.shape + (1,) * (len(sizes) - array.ndim)) if array.ndim else array
+    own = dims.split()
+    shape = [size if axis in own else 1 for axis, size in sizes.items()]
+    kept = [size for axis, size in sizes.items() if axis in own]
+    data = np.broadcast_to(array, shape).reshape(kept)
+    return own, data, {"units": units, "long_name": long_name}
+
+
+def _attrs(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    execution: Execution,
+) -> dict[str, Any]:
+    return {
+        "device": device.name,
+        "target": target.name,
+        "drafter": drafter.kind,
+        "acceptance": acceptance.label,
+        "level": execution.level,
+        "tp": execution.tp,
+        "kv_reread": execution.kv_reread,
+        "basis": execution.basis,
+        "specmodel_version": __version__,
+    }

@@ -1,0 +1,250 @@
+"""Figures; the only module that imports matplotlib.
+
+Each function draws on the axes it is given, or on new ones, and returns them. Colours are
+safe for colour-blind readers (Okabe and Ito).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import NDArray
+
+from specmodel.errors import DomainError
+from specmodel.report import Answer, Prediction
+from specmodel.roofline import critical_batch
+from specmodel.speculation import regime
+from specmodel.width import scan
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Floats = NDArray[np.float64]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette."""
+
+_MARKERS = "osD^vP*"
+
+
+def speedup(result: xr.Dataset, *, ax: Axes | None = None, **line: Any) -> Axes:
+    """Plot S against B from `specmodel.speculate`, one line for each k.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        With dimension B, and k or not; other dimensions must have been selected away.
+    ax : Axes, optional
+    **line
+        Passed to `Axes.plot`.
+    """
+    axes = ax or _axes()
+    speed = result["S"]
+    extra = [d for d in speed.dims if d not in ("B", "k")]
+    if extra or "B" not in speed.dims:
+        raise DomainError(
+            f"speedup needs S over B and k; got dimensions {', '.join(map(str, speed.dims))}"
+        )
+    rows = [speed] if "k" not in speed.dims else [speed.isel(k=i) for i in range(speed.sizes["k"])]
+    for i, row in enumerate(r for r in rows if int(r["k"]) > 0):
+        style = {"color": COLOURS[i % len(COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], **line}
+        axes.plot(row["B"], row, label=f"k = {int(row['k'])}", markersize=4, **style)
+    _batch_axis(axes)
+    axes.set_ylabel("speedup S [-]")
+    axes.axhline(1.0, color="0.5", linewidth=1)
+    axes.legend(frameon=False, fontsize="small", ncols=2)
+    return axes
+
+
+def breakdown(result: xr.Dataset, *, ax: Axes | None = None, **bars: Any) -> Axes:
+    """Plot a round's T_d, T_v and T_o beside G plain steps, as stacked bars over B.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        From `specmodel.speculate`, at one k and L.
+    """
+    axes = ax or _axes()
+    place = np.arange(result.sizes["B"])
+    bottom = np.zeros(place.size)
+    for i, (name, label) in enumerate(
+        (("T_d", "drafting T_d"), ("T_v", "verifying T_v"), ("T_o", "besides T_o"))
+    ):
+        height = np.broadcast_to(result[name].to_numpy() * 1e3, place.shape)
+        if height.any():
+            axes.bar(place - 0.2, height, 0.4, bottom=bottom, color=COLOURS[i], label=label, **bars)
+        bottom = bottom + height
+    plain = result["G"].to_numpy() * (result["T_p"] + result["T_h"]).to_numpy() * 1e3
+    axes.bar(place + 0.2, plain, 0.4, color="0.7", label="G plain steps", **bars)
+    axes.set_xticks(place, [f"{b:g}" for b in result["B"].to_numpy()])
+    axes.set_xlabel("batch B [-]")
+    axes.set_ylabel("time [ms]")
+    axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
+def roofline(
+    peak: float,
+    bandwidth: float,
+    points: Sequence[Mapping[str, Any]],
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plot the roofline of a device with decode and verify passes on it.
+
+    Parameters
+    ----------
+    peak, bandwidth : float
+        [FLOP/s], [B/s]
+    points : sequence of mapping
+        Of a `Prediction`: ``intensity_decode``, ``mfu_decode`` and the same for verify.
+    """
+    axes = ax or _axes()
+    found = [p[f"intensity_{kind}"] for p in points for kind in ("decode", "verify")]
+    ridge = peak / bandwidth
+    low, high = min(*found, ridge) / 2, max(*found, ridge) * 4
+    x = np.geomspace(low, high, 200)
+    axes.plot(x, np.minimum(peak, x * bandwidth) / 1e12, color="black", label="roofline")
+    for colour, marker, kind in ((COLOURS[0], "o", "decode"), (COLOURS[1], "s", "verify")):
+        intensity = [p[f"intensity_{kind}"] for p in points]
+        rate = [p[f"mfu_{kind}"] * peak / 1e12 for p in points]
+        axes.plot(intensity, rate, marker, color=colour, label=kind, markersize=5, alpha=0.8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.axvline(ridge, color="0.7", linestyle=":", linewidth=1)
+    axes.annotate(f"rho = {ridge:.0f}", (ridge, peak / 1e12), (3, -12), textcoords="offset points")
+    axes.set_xlabel("arithmetic intensity [FLOP/B]")
+    axes.set_ylabel("rate [TFLOP/s]")
+    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    return axes
+
+
+def prediction_figure(result: Prediction) -> Figure:
+    """Return a figure: speedup against batch with k* and regimes shaded, and the roofline."""
+    contexts = result.setup.contexts
+    figure = Figure(figsize=(11, 4.2 * len(contexts)), layout="constrained")
+    grid = np.atleast_2d(figure.subplots(len(contexts), 2, width_ratios=(3, 2), squeeze=False))
+    device, target = result.setup.device, result.setup.target
+    for row, answer in zip(grid, result.answers, strict=True):
+        _speedup_by_batch(row[0], result, answer)
+        here = [p for p in result.points if p["context"] == answer.context]
+        roofline(device.flops(target.weight_dtype), device.memory_bandwidth, here, ax=row[1])
+        row[1].set_title(f"roofline, {target.weight_dtype} (points: batches asked for)")
+    figure.suptitle(
+        f"{target.name} on {device.title}, {result.setup.drafter.kind}, "
+        f"{result.setup.execution.level} level, basis {result.setup.execution.basis}"
+    )
+    return figure
+
+
+def save(figure: Figure, file: str | os.PathLike[str]) -> None:
+    """Write a figure; the ending says the format.
+
+    Raises
+    ------
+    DomainError
+        When the ending is unknown or the file cannot be written.
+    """
+    try:
+        figure.savefig(file, dpi=150)
+    except (OSError, ValueError) as error:
+        raise DomainError(f"cannot write {os.fspath(file)}: {error}") from None
+
+
+def _speedup_by_batch(axes: Axes, result: Prediction, answer: Answer) -> None:
+    setup = result.setup
+    last = answer.schedule[-1].last
+    batches = np.unique(np.round(np.geomspace(1, last, 120)))
+    shown = {run.k for run in answer.schedule if run.k} or {1}
+    ks = sorted(shown)
+    ks = ks if len(ks) <= 5 else [ks[i] for i in np.linspace(0, len(ks) - 1, 5).astype(int)]
+    best = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
+    S, drafts = scan(
+        setup.device,
+        setup.target,
+        setup.drafter,
+        setup.acceptance,
+        B=batches,
+        L=answer.context,
+        k_max=max(shown),
+        execution=setup.execution,
+        T_h=setup.T_h,
+        T_o=setup.T_o,
+    )
+    for i, k in enumerate(ks):
+        axes.plot(batches, S[:, drafts == k], color=COLOURS[i], linewidth=1, label=f"k = {k}")
+    envelope = [S[i, run.k] for i, run in enumerate(best)]
+    axes.plot(batches, envelope, color="black", linewidth=2, label="best k")
+    axes.margins(y=0.12)
+    _shade(axes, answer)
+    _regime_strip(axes, result, answer, batches)
+    asked = [p for p in result.points if p["context"] == answer.context]
+    axes.plot([p["batch"] for p in asked], [p["S"] for p in asked], "ko", markersize=4)
+    axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
+    _batch_axis(axes)
+    axes.set_ylabel("speedup S [-]")
+    axes.set_title(f"context {answer.context} tokens; shading: best k (grey: off), strip: regime")
+    axes.legend(frameon=False, fontsize="small", loc="best")
+
+
+def _shade(axes: Axes, answer: Answer) -> None:
+    """Shade the runs of one k; name the k at the bottom where there is room."""
+    low, high = axes.get_xlim()
+    for i, run in enumerate(answer.schedule):
+        left, right = max(run.first - 0.5, 0.8), run.last + 0.5
+        colour = "0.75" if run.k == 0 else COLOURS[5] if i % 2 == 0 else COLOURS[4]
+        axes.axvspan(left, right, color=colour, alpha=0.18, linewidth=0)
+        if np.log(right / left) > np.log(max(high, 2) / max(low, 0.8)) * 0.06:
+            axes.annotate(
+                f"k={run.k}" if run.k else "off",
+                (np.sqrt(left * right), 0.02),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                fontsize="small",
+            )
+
+
+def _regime_strip(axes: Axes, result: Prediction, answer: Answer, batches: Floats) -> None:
+    """Colour a strip along the top by the regime at the best k (at k = 1 where it is off)."""
+    setup = result.setup
+    widths = np.array([1, *range(2, 2 + max(run.k for run in answer.schedule) or 3)])
+    stars = critical_batch(
+        setup.device, setup.target, W=widths, L=answer.context, execution=setup.execution
+    )
+    runs = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
+    names = regime(batches, stars[[max(run.k, 1) for run in runs]], stars[0])
+    edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(batches) - 1]
+    for left, right in pairwise(edges):
+        name = str(names[left])
+        ends = batches[left], batches[right]
+        colour = {"I": COLOURS[2], "II": COLOURS[4], "III": COLOURS[1]}[name]
+        axes.axvspan(*ends, ymin=0.95, color=colour, alpha=0.5, linewidth=0)
+        middle = (np.sqrt(ends[0] * ends[1]), 0.972)
+        axes.annotate(
+            name if left else f"regime {name}", middle, xycoords=("data", "axes fraction"),
+            ha="center", va="center", fontsize="x-small",
+        )  # fmt: skip
+
+
+def _batch_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("batch B [-]")
+
+
+def _axes() -> Axes:
+    import matplotlib.pyplot as plt
+
+    _, axes = plt.subplots(layout="constrained")
+    return axes
+
+
+__all__ = ["COLOURS", "breakdown", "prediction_figure", "roofline", "save", "speedup"]

@@ -1,0 +1,35 @@
+"""Shared fixtures: a device and models that many tests use, and the optional measurement folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import specmodel as sm
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def h100() -> sm.Device:
+    return sm.load_device("h100")
+
+
+@pytest.fixture(scope="session")
+def llama() -> sm.Architecture:
+    return sm.load_model("llama-3.1-8b")
+
+
+@pytest.fixture(scope="session")
+def qwen_moe() -> sm.Architecture:
+    return sm.load_model("qwen3-30b-a3b")
+
+
+@pytest.fixture(scope="session")
+def model_configs() -> Path:
+    """Folder of Hugging Face configurations that are not part of the project."""
+    folder = SHARED / "models"
+    if not folder.is_dir():
+        pytest.skip("the folder of model configurations is not on this machine")
+    return folder

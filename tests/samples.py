@@ -1,0 +1,68 @@
+"""Small inputs that several tests start from: the keys of real configurations, a device file."""
+
+from __future__ import annotations
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_attention_heads": 32,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+MLA = {
+    "model_type": "deepseek_v3",
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 61,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 129280,
+}
+
+MINIMAL_DEVICE = """\
+schema: 1
+name: x
+title: X
+vendor: V
+family: f
+sources: {s: {title: t, url: u, read: 2026-11-29}}
+datasheet:
+  peak_flops: {bfloat16: {value: 1.0e+14, quoted: q, source: s}}
+  memory_bandwidth: {value: 1.0e+12, quoted: q, source: s}
+  memory_capacity: {value: 1.0e+10, quoted: q, source: s}
+"""

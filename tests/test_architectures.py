@@ -1,0 +1,304 @@
+"""Counts against real models, and refusals of what is not understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samples import LLAMA, MLA, MOE
+
+import specmodel as sm
+from specmodel.architectures import (
+    LatentAttention,
+    MoE,
+    eagle3_head,
+    eagle_head,
+    from_dict,
+    mtp_head,
+    read_config,
+)
+
+SUPPORTED = {
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2",
+    "deepseek_v3", "kimi_k2",
+}  # fmt: skip
+
+
+def read(**changes: Any) -> sm.Architecture:
+    values = {k: v for k, v in {**LLAMA, **changes}.items() if v is not ...}
+    return from_dict(values, name="test", where="config.json")
+
+
+def test_counts_equal_the_reference_for_every_supported_file(model_configs: Path) -> None:
+    reference = yaml.safe_load((model_configs / "PARAMS.yaml").read_text())
+    checked = 0
+    for name, row in reference.items():
+        if name == "_README" or row["model_type"] not in SUPPORTED:
+            continue
+        model = read_config(model_configs / row["file"])
+        assert model.total_params == row["total_params"], name
+        active = row.get("active_params_per_token", row["total_params"])
+        assert model.active_params == active, name
+        assert model.kv_elements_per_token == row["kv"]["kv_elems_per_token"], name
+        size = row.get("checkpoint_index_total_size_bytes")
+        if size is not None:
+            assert model.weight_bytes == size, name
+        checked += 1
+    assert checked == 33
+
+
+def test_every_other_file_is_refused_by_name_of_the_key(model_configs: Path) -> None:
+    refused = []
+    for file in [*model_configs.glob("*.json"), *model_configs.glob("drafts/*.json")]:
+        if "hf_quant_config" in file.name:
+            continue
+        try:
+            read_config(file)
+        except sm.ArchitectureError as error:
+            refused.append((str(file), str(error)))
+    assert refused
+    for name, message in refused:
+        assert message.startswith(f"{name}: ")
+        assert "model_type" in message or "architectures" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv"),
+    [
+        # Llama 3 (arXiv:2407.21783), Qwen3 (arXiv:2505.09388), DeepSeek-V3 (arXiv:2412.19437):
+        # exact totals of the published checkpoints, MTP left out
+        ("llama-3.1-8b", 8_030_261_248, 8_030_261_248, 65_536),
+        ("llama-3.1-70b", 70_553_706_496, 70_553_706_496, 163_840),
+        ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704, 49_152),
+        ("mixtral-8x7b-v0.1", 46_702_792_704, 12_879_925_248, 65_536),
+        ("deepseek-v3", 671_026_404_352, 37_552_282_624, 35_136),
+        ("qwen2-0.5b", 494_032_768, 494_032_768, 6_144),
+    ],
+)
+def test_preset_counts(name: str, total: int, active: int, kv: int) -> None:
+    model = sm.load_model(name)
+    assert (model.total_params, model.active_params, model.kv_elements_per_token) == (
+        total,
+        active,
+        kv,
+    )
+
+
+def test_every_preset_loads_and_names_its_source() -> None:
+    for name in sm.model_names():
+        model = sm.load_model(name)
+        assert model.name == name
+        assert "read 20" in model.source
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B", "LLAMA-3.1-8B"],
+)
+def test_spellings_of_a_preset(spelling: str) -> None:
+    assert sm.load_model(spelling).name == "llama-3.1-8b"
+
+
+def test_unknown_preset_gets_a_suggestion() -> None:
+    with pytest.raises(sm.ArchitectureError, match=r"did you mean 'llama-3\.1-8b'"):
+        sm.load_model("llama-3.1-8bb")
+
+
+def test_fp8_keeps_embeddings_router_and_head_in_the_activation_dtype() -> None:
+    plain = sm.load_model("qwen3-32b")
+    fp8 = sm.load_model("qwen3-32b-fp8")
+    unquantised = 2 * plain.embedding_params + plain.vector_params
+    blocks = 64 * sum(
+        -(-n // 128) * -(-k // 128)
+        for n, k in ((10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600))
+    )
+    expected = 2 * unquantised + (plain.total_params - unquantised) + 4 * blocks
+    assert fp8.weight_bytes == expected
+    assert fp8.total_params == plain.total_params
+
+
+def test_directory_with_a_quantisation_file_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    quant = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quant}))
+    model = sm.load_model(tmp_path)
+    assert (model.weight_dtype, model.kv_dtype, model.dtype) == ("fp8", "fp8", "bfloat16")
+    assert model.name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": ...}, "hidden_size: missing"),
+        ({"hidden_size": "4096"}, "hidden_size: must be a whole number"),
+        ({"hidden_size": True}, "hidden_size: must be a whole number"),
+        ({"hidden_size": float("nan")}, "hidden_size: must be a whole number"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: must be a whole number >= 1; got -1"),
+        ({"num_attention_heads": 33}, "num_attention_heads: must divide hidden_size"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads: must divide 32 heads"),
+        ({"torch_dtype": ...}, "torch_dtype: missing"),
+        ({"torch_dtype": "float17"}, "torch_dtype: .*float17.*did you mean"),
+        ({"torch_dtype": "fp8"}, "torch_dtype: must be one of float32, float16, bfloat16"),
+        ({"hidden_act": "relu"}, "hidden_act: must be one of"),
+        ({"model_type": "llamma"}, "model_type: 'llamma' is not supported; did you mean 'llama'"),
+        ({"model_type": ...}, "model_type: missing"),
+        ({"num_experts": 8}, "num_experts: unknown key for model_type 'llama'"),
+        ({"sliding_window": 4096}, "sliding_window: unknown key"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method: 'awq' is not supported"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+            "weight_block_size: must be two",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["q_proj"]}},
+            "modules_to_not_convert: excluding 'q_proj'",
+        ),
+        ({"architectures": ["DFlashDraftModel"]}, "architectures: draft head 'DFlashDraftModel'"),
+    ],
+)
+def test_refusals_name_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(sm.ArchitectureError, match=rf"config\.json: {message}|{message}"):
+        read(**changes)
+
+
+def test_a_missing_q_lora_rank_is_not_guessed() -> None:
+    values = {k: v for k, v in MLA.items() if k != "q_lora_rank"}
+    with pytest.raises(sm.ArchitectureError, match="q_lora_rank: missing"):
+        from_dict(values, name="test", where="config.json")
+    full_rank = from_dict({**values, "q_lora_rank": None}, name="test", where="config.json")
+    attention = full_rank.layers[0][0].attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.q_lora_rank is None
+
+
+def test_more_experts_per_token_than_experts() -> None:
+    with pytest.raises(sm.ArchitectureError, match="num_experts_per_tok: must be at most 4"):
+        from_dict({**MOE, "num_experts": 4}, name="test", where="config.json")
+
+
+def test_windows_cap_the_cache() -> None:
+    values = {**LLAMA, "model_type": "qwen2", "use_sliding_window": True}
+    with pytest.raises(sm.ArchitectureError, match="max_window_layers: missing"):
+        from_dict({**values, "sliding_window": 1024}, name="test", where="config.json")
+    model = from_dict(
+        {**values, "sliding_window": 1024, "max_window_layers": 8}, name="t", where="config.json"
+    )
+    per_token = model.kv_bytes_per_token / 32
+    assert model.kv_bytes(4096) == per_token * (8 * 4096 + 24 * 1024)
+    off = from_dict({**values, "sliding_window": 1024, "max_window_layers": 8,
+                     "use_sliding_window": False}, name="t", where="config.json")  # fmt: skip
+    assert off.kv_bytes(4096) == off.kv_bytes_per_token * 4096
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"model_type": "llama"', "[1, 2]", '"llama"', "\x00\x01", "[" * 100_000]
+)
+def test_files_that_are_no_configuration(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(sm.ArchitectureError, match=r"config\.json: "):
+        sm.load_model(file)
+
+
+def test_missing_file_and_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(sm.ArchitectureError, match="no such file"):
+        sm.load_model(tmp_path / "absent.json")
+    with pytest.raises(sm.ArchitectureError, match="no such file"):
+        sm.load_model(tmp_path)  # a directory without config.json
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(sm.ArchitectureError, match="cannot be read"):
+        sm.load_model(tmp_path)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-10, 10**9), st.floats(), st.text(max_size=8),
+    st.lists(st.integers(-3, 3), max_size=3), st.dictionaries(st.text(max_size=3), st.integers()),
+)  # fmt: skip
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    base=st.sampled_from([LLAMA, MOE, MLA]),
+    changes=st.dictionaries(
+        st.sampled_from(sorted({*LLAMA, *MOE, *MLA, "quantization_config", "sliding_window"})),
+        JUNK,
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_mutated_configurations_are_read_sensibly_or_refused(
+    base: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    try:
+        model = from_dict({**base, **changes}, name="test", where="config.json")
+    except sm.ArchitectureError:
+        return
+    assert model.n_layers > 0
+    assert 0 < model.active_params <= model.total_params
+    assert model.kv_elements_per_token > 0
+    assert model.weight_bytes > 0
+
+
+def test_eagle_heads_are_shaped_like_the_target(llama: sm.Architecture) -> None:
+    H, I = 4096, 14336
+    layer = 2 * H * H + 2 * H * 1024 + 3 * H * I
+    # fusion with its bias, one layer, its one norm; embedding, LM head and final norm are shared
+    assert eagle_head(llama).total_params == 2 * H * H + H + layer + H
+    # fusion 3H to H, q/k/v on 2H, 32,000 rows of LM head, three norms and a final one
+    wide = layer + H * H + 2 * H * 1024
+    assert eagle3_head(llama).total_params == 3 * H * H + wide + 32_000 * H + 4 * H
+
+
+def test_eagle3_configuration_equals_the_derived_head(llama: sm.Architecture) -> None:
+    read_head = sm.load_model("llama-3.1-8b-eagle3")
+    assert read_head.total_params == eagle3_head(llama).total_params
+    assert read_head.fusion is not None
+    assert not read_head.own_embedding
+
+
+def test_mtp_block_repeats_the_last_layer() -> None:
+    v3 = sm.load_model("deepseek-v3")
+    head = mtp_head(v3)
+    assert isinstance(head.layers[0][0].mlp, MoE)
+    # DeepSeek-V3 report, section 2.2: 11.5B parameters besides the shared embedding and head
+    assert head.total_params == pytest.approx(11.5e9, rel=0.02)
+
+
+def test_heads_that_cannot_be_derived(llama: sm.Architecture) -> None:
+    with pytest.raises(sm.ArchitectureError, match="carries no MTP block"):
+        mtp_head(llama)
+    with pytest.raises(sm.ArchitectureError, match="give the head's own config"):
+        eagle3_head(sm.load_model("deepseek-v3"))
+
+
+def test_first_layers_keep_the_order() -> None:
+    v3 = sm.load_model("deepseek-v3")
+    assert v3.first_layers(15).layers_by_kind() == {"MLA + dense": 3, "MLA + MoE 256 top-8": 12}
+    assert v3.first_layers(61) == v3
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_shards_add_up(tp: int, llama: sm.Architecture, qwen_moe: sm.Architecture) -> None:
+    share = llama.shard(tp)
+    replicated = 2 * llama.vector_params  # every rank keeps the norms
+    assert share.weight_bytes * tp == llama.weight_bytes + (tp - 1) * replicated
+    assert share.kv_elements_per_token * tp == llama.kv_elements_per_token
+    moe = qwen_moe.shard(tp)
+    assert moe.routed_expert_params * tp == qwen_moe.routed_expert_params
+    kv = qwen_moe.shard(tp).kv_elements_per_token
+    assert kv == qwen_moe.kv_elements_per_token // min(tp, 4)  # four KV heads replicate at 8
+
+
+def test_shards_that_do_not_divide(llama: sm.Architecture) -> None:
+    with pytest.raises(sm.DomainError, match="tp must divide the 32 attention heads; got 3"):
+        llama.shard(3)
+    with pytest.raises(sm.DomainError, match="feed-forward width"):
+        read(intermediate_size=14335).shard(2)
+    v3 = sm.load_model("deepseek-v3").shard(8)
+    assert v3.kv_elements_per_token == 35_136  # the latent cache is replicated

@@ -1,0 +1,319 @@
+"""The command line as a person uses it: answers, forms, and one line for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import LLAMA, MINIMAL_DEVICE
+
+import specmodel as sm
+from specmodel.cli import main
+from specmodel.drafters import KINDS
+
+FIELDS = """
+batch context k W G T_p T_v T_d T_h T_o round_cost S regime B_p_star B_v_star gemm_turn_rows k_star
+W_star S_star alpha_break_even tokens_per_second_per_sequence tokens_per_second mfu_decode
+mbu_decode mfu_verify mbu_verify memory_bytes max_batch fits devices_needed
+""".split()
+
+
+class Run:
+    """Runs the command and keeps what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        status = main(list(arguments))
+        out, err = self._capsys.readouterr()
+        return status, out, err
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        status, out, err = self(*arguments, "--format", "json")
+        assert (status, err) == (0, "")
+        return dict(json.loads(out))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def test_the_first_command(run: Run) -> None:
+    status, out, err = run("predict", "--gpu", "h100")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert "basis: generic" in lines[0]
+    assert "NVIDIA H100 SXM5" in lines[0]
+    assert lines[2].startswith("speculation pays at every batch up to ")
+    for text in (
+        "drafter: eagle3",
+        "acceptance: unconditional rates",
+        "vLLM tests",
+        "R = 0",
+        "T_h = T_o = 0",
+    ):
+        assert text in out
+
+
+def test_points_have_every_field(run: Run) -> None:
+    result = run.json("predict", "--gpu", "h100", "--batch", "1,64", "--context", "1k,4k")
+    assert set(result) >= {"inputs", "basis", "points"}
+    assert [(p["context"], p["batch"]) for p in result["points"]] == [
+        (1024, 1), (1024, 64), (4096, 1), (4096, 64),
+    ]  # fmt: skip
+    for point in result["points"]:
+        assert set(point) >= set(FIELDS)
+        assert point["regime"] in ("I", "II", "III")
+        assert point["W"] == point["k"] + 1
+        assert point["S"] == pytest.approx(point["G"] / point["round_cost"], rel=1e-12)
+        cost = (point["T_d"] + point["T_v"] + point["T_o"]) / (point["T_p"] + point["T_h"])
+        assert point["round_cost"] == pytest.approx(cost, rel=1e-12)
+        each = point["tokens_per_second_per_sequence"]
+        assert each == pytest.approx(point["S"] / (point["T_p"] + point["T_h"]), rel=1e-12)
+        assert point["tokens_per_second"] == pytest.approx(each * point["batch"], rel=1e-12)
+        assert sum(point["time_shares"].values()) == pytest.approx(1)
+        assert point["fits"] is True
+        assert point["devices_needed"] == 1
+
+
+def test_ideal_level_reference_figures(run: Run) -> None:
+    """H100 SXM, Llama-3.1-8B bf16, k = 4, alpha = 0.7, at the ideal level."""
+    base = (
+        "predict",
+        "--gpu",
+        "h100-sxm",
+        "--level",
+        "ideal",
+        "--k",
+        "4",
+        "--alpha",
+        "0.7",
+        "--batch",
+        "1",
+    )
+    empty = run.json(*base, "--context", "0")
+    assert empty["basis"] == "datasheet"
+    (p,) = empty["points"]
+    assert p["gemm_turn_rows"] == pytest.approx(295.34, abs=0.01)
+    assert p["B_p_star"] == pytest.approx(295.35, abs=0.01)
+    assert p["B_v_star"] == pytest.approx(59.07, abs=0.005)
+    assert p["B_p_star"] / p["B_v_star"] == pytest.approx(5, rel=1e-12)
+    assert p["G"] == pytest.approx(2.7731, abs=5e-5)
+    assert p["T_p"] == pytest.approx(4.4806e-3, abs=1e-7)
+    (p,) = run.json(*base, "--context", "1k")["points"]
+    assert p["B_p_star"] is None
+    assert p["B_v_star"] == pytest.approx(116.4, abs=0.05)
+
+
+def test_moe_reason_is_expert_coverage(run: Run) -> None:
+    arguments = ("predict", "--gpu", "h100", "--model", "qwen3-30b-a3b", "--drafter", "eagle3", "--k", "3",
+                 "--context", "1k", "--batch", "1", "--level", "ideal")  # fmt: skip
+    _, out, _ = run(*arguments, "--alpha", "0.6")
+    assert "expert coverage, 29 of 128 experts a layer are read instead of 8" in out
+    assert "speculation pays in part: off for 1 to 6, k = 3 for 7 to " in out
+    speeds = [run.json(*arguments, "--alpha", a)["points"][0]["S"] for a in ("0.6", "0.7", "0.8")]
+    assert speeds == pytest.approx([0.81, 0.95, 1.10], abs=0.01)
+
+
+def test_off_is_said_as_readily(run: Run) -> None:
+    _, out, _ = run("predict", "--gpu", "h100", "--alpha", "0.05", "--drafter", "draft-model")
+    assert "leave speculation off: no k pays" in out
+    result = run.json("predict", "--gpu", "h100", "--alpha", "0.05", "--drafter", "draft-model")
+    for point in result["points"]:
+        assert (point["k"], point["S"], point["T_d"], point["round_cost"]) == (0, 1.0, 0.0, 1.0)
+        assert point["T_v"] == point["T_p"]
+
+
+def test_schedule_sentence(run: Run) -> None:
+    arguments = ("predict", "--gpu", "a100", "--context", "256", "--alpha", "0.6")
+    (answer,) = run.json(*arguments)["answers"]
+    runs = answer["schedule"]
+    assert runs[0][0] == 1
+    assert runs[-1][2] == 0
+    last_on = runs[-2][1]
+    assert answer["text"].startswith(f"speculation pays up to batch {last_on}: k = {runs[0][2]}")
+    assert answer["text"].endswith(f"above {last_on} off")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_drafter_by_name(run: Run, kind: str) -> None:
+    model = "deepseek-v3" if kind == "mtp" else "llama-3.1-8b"
+    result = run.json(
+        "predict", "--gpu", "h100", "--model", model, "--drafter", kind, "--batch", "1,32"
+    )
+    assert result["inputs"]["drafter"] == kind
+    assert "acceptance" in result["inputs"]["assumed"]
+    assert all(point["S"] >= 1 for point in result["points"])
+
+
+def test_a_users_own_files(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "mine.yaml").write_text(MINIMAL_DEVICE)
+    result = run.json("predict", "--profile", str(tmp_path / "mine.yaml"), "--model", str(tmp_path))
+    assert result["inputs"]["gpu"] == "x"
+    assert result["inputs"]["model"] == tmp_path.name
+    assert not result["points"][0]["fits"]
+    status, out, _ = run("show", str(tmp_path / "mine.yaml"))
+    assert (status, "memory_bandwidth" in out) == (0, True)
+
+
+def test_a_model_that_does_not_fit(run: Run) -> None:
+    arguments = ("predict", "--gpu", "l4", "--model", "llama-3.1-70b", "--batch", "1")
+    (point,) = run.json(*arguments)["points"]
+    assert point["fits"] is False
+    assert point["max_batch"] == 0
+    assert point["devices_needed"] == 8
+    _, out, _ = run(*arguments)
+    assert "1 device(s) of 24 GB cannot hold it; 8 would (--tp 8)" in out
+    fitting = run.json(*arguments, "--tp", "8")
+    assert fitting["points"][0]["fits"] is True
+
+
+def test_throughput_at_the_largest_batch_is_compared(run: Run) -> None:
+    (answer,) = run.json("predict", "--gpu", "h100", "--drafter", "draft-model")["answers"]
+    assert answer["max_batch_with_drafter"] < answer["max_batch_without_drafter"]
+    assert answer["tokens_per_second_at_max_batch_without_drafter"] > 0
+
+
+def test_dtypes_and_aliases(run: Run) -> None:
+    base = ("predict", "--gpu", "h100", "--batch", "1")
+    sixteen = run.json(*base)["points"][0]["T_p"]
+    for alias in ("bf16", "bfloat16", "BF16", "fp16"):
+        assert run.json(*base, "--dtype", alias)["points"][0]["T_p"] == pytest.approx(sixteen)
+    wide = run.json(*base, "--dtype", "fp32")
+    assert wide["inputs"]["weights"] == wide["inputs"]["kv_dtype"] == "float32"
+    assert wide["points"][0]["T_p"] > 1.8 * sixteen
+    fp8 = run.json(*base, "--weights", "fp8", "--kv-dtype", "fp8")
+    assert fp8["inputs"]["dtype"] == "bfloat16"
+    assert fp8["points"][0]["T_p"] < 0.7 * sixteen
+
+
+def test_csv_has_a_row_a_point(run: Run) -> None:
+    _, out, _ = run("predict", "--gpu", "h100", "--batch", "1-4", "--format", "csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["batch"] for row in rows] == ["1", "2", "3", "4"]
+    assert set(rows[0]) >= set(FIELDS)
+
+
+@pytest.mark.parametrize("what", ["gpus", "models", "drafters"])
+def test_lists(run: Run, what: str) -> None:
+    _, table, _ = run("list", what)
+    _, text, _ = run("list", what, "--format", "json")
+    names = [row["name"] for row in json.loads(text)]
+    assert all(name in table for name in names)
+    expected = {"gpus": sm.device_names(), "models": sm.model_names(), "drafters": tuple(KINDS)}
+    assert tuple(names) == expected[what]
+
+
+def test_show_model(run: Run) -> None:
+    shown = run.json("show", "deepseek-v3")
+    assert shown["total_params"] == 671_026_404_352
+    assert shown["active_params"] == 37_552_282_624
+    assert shown["kv_elements_per_token"] == 35_136
+    assert shown["weight_bytes"] > 671e9
+    assert shown["layers"] == {"MLA + dense": 3, "MLA + MoE 256 top-8": 58}
+    assert run.json("show", "H100 SXM")["rho"]["bfloat16"] == pytest.approx(295.34, abs=0.01)
+
+
+def test_plot_is_written(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "figure.png"
+    status, _, _ = run("predict", "--gpu", "h100", "--context", "1k,8k", "--plot", str(file))
+    assert status == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_explain_prints_the_derivation(run: Run) -> None:
+    status, out, err = run(
+        "explain", "--gpu", "h100", "--alpha", "0.7", "--k", "4", "--context", "0"
+    )
+    assert (status, err) == (0, "")
+    for text in ("B_p* = N*rho*s/(c - kappa*rho)", "B_p* = 295.354", "= 2.7731", "LambertW"):
+        assert text in out
+
+
+BASE = ("predict", "--gpu", "h100")
+BAD = [
+    ((*BASE, "--alpha", "1.3"), "alpha must be in [0, 1]; got 1.3"),
+    ((*BASE, "--alpha", "-0.1"), "alpha must be in [0, 1]; got -0.1"),
+    ((*BASE, "--alpha", "nan"), "alpha must be in [0, 1]; got nan"),
+    ((*BASE, "--alpha", "high"), "alpha must be a number; got 'high'"),
+    ((*BASE, "--k", "-1"), "k must be in [0, 1000] token; got -1"),
+    ((*BASE, "--k", "2.5"), "k must be a whole number; got '2.5'"),
+    ((*BASE, "--k", "many"), "k must be a whole number; got 'many'"),
+    ((*BASE, "--k-max", "-3"), "k_max must be in"),
+    ((*BASE, "--batch", "0"), "batch must be >= 1; got 0"),
+    ((*BASE, "--batch", "-4"), "batch must be a whole number (1k = 1,024); got '-4'"),
+    ((*BASE, "--batch", "x"), "batch must be a whole number"),
+    ((*BASE, "--batch", "1.5"), "batch must be a whole number"),
+    ((*BASE, "--batch", ""), "batch must be a whole number"),
+    ((*BASE, "--batch", "8-1"), "batch range must go up"),
+    ((*BASE, "--context", "-1"), "context must be a whole number"),
+    ((*BASE, "--context", "1q"), "context must be a whole number"),
+    ((*BASE, "--acceptance-rates", "0.4,0.6"), "must not increase; got 0.4 then 0.6"),
+    ((*BASE, "--acceptance-rates", "0.4,x"), "acceptance rates must be a number; got 'x'"),
+    (
+        (*BASE, "--acceptance-length", "5.5", "--k", "4"),
+        "acceptance length must be in [1, 5] token",
+    ),
+    ((*BASE, "--acceptance-length", "2.5"), "needs the k it was measured at"),
+    ((*BASE, "--alpha", "0.5", "--acceptance-length", "2"), "acceptance is given twice"),
+    (("predict", "--gpu", "h1000"), "unknown GPU 'h1000'; did you mean 'h100'?"),
+    (("predict",), "give --gpu NAME"),
+    ((*BASE, "--model", "llama-3.1-9b"), "unknown model 'llama-3.1-9b'; did you mean"),
+    ((*BASE, "--model", "absent/config.json"), "absent/config.json: no such file"),
+    ((*BASE, "--drafter", "eagle4"), "drafter must be one of"),
+    ((*BASE, "--drafter", "mtp"), "carries no MTP block"),
+    ((*BASE, "--drafter", "ngram", "--draft", "llama-3.2-1b"), "takes no draft model"),
+    ((*BASE, "--drafter", "eagle3", "--draft", "llama-3.2-1b"), "cannot be the draft of"),
+    ((*BASE, "--model", "mistral-7b-v0.3", "--drafter", "draft-model"), "needs --draft MODEL"),
+    ((*BASE, "--hit-rate", "0.5"), "--hit-rate belongs to --drafter ngram"),
+    ((*BASE, "--drafter", "ngram", "--hit-rate", "2"), "hit rate must be in [0, 1]; got 2"),
+    ((*BASE, "--tp", "3"), "tp must divide the 32 attention heads; got 3"),
+    ((*BASE, "--tp", "0"), "tp must be >= 1; got 0"),
+    ((*BASE, "--tp", "two"), "tp must be a whole number; got 'two'"),
+    ((*BASE, "--dtype", "float17"), "dtype must be one of"),
+    ((*BASE, "--dtype", "fp8"), "--weights quantises"),
+    (("predict", "--gpu", "a100", "--weights", "fp8"), "a100-sxm-80gb has no fp8 arithmetic"),
+    ((*BASE, "--kv-reread", "2"), "kv_reread must be in [0, 1]; got 2"),
+    ((*BASE, "--level", "best"), "best"),
+    ((*BASE, "--format", "xml"), "xml"),
+    ((*BASE, "--nonsense"), "nonsense"),
+    ((*BASE, "--profile", "x.yaml"), "give --gpu or --profile, not both"),
+    (("predict", "--profile", "absent.yaml"), "absent.yaml: no such file"),
+    (("show", "nothing"), "unknown GPU or model 'nothing'"),
+    (("show", "absent.json"), "absent.json: no such file"),
+    (("list", "everything"), "everything"),
+    (("explain", "--gpu", "h100", "--alpha", "2"), "alpha must be in [0, 1]"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda x: " ".join(x)[:60])
+def test_mistakes_are_one_line_and_status_two(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+    assert err.startswith("specmodel: ")
+
+
+def test_a_figure_that_cannot_be_written_prints_nothing(run: Run, tmp_path: Path) -> None:
+    for name in ("absent/figure.png", "figure.xyz"):
+        status, out, err = run(*BASE, "--plot", str(tmp_path / name))
+        assert (status, out) == (2, "")
+        assert err.count("\n") == 1
+        assert "cannot write" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_on_a_mistake(run: Run, tmp_path: Path) -> None:
+    status, _, _ = run(*BASE, "--alpha", "7", "--plot", str(tmp_path / "figure.png"))
+    assert status == 2
+    assert not list(tmp_path.iterdir())

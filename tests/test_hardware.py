@@ -1,0 +1,156 @@
+"""Device records: what ships, how names are found, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from samples import MINIMAL_DEVICE
+
+import specmodel as sm
+from specmodel.hardware import read_device
+
+RHO_BF16 = {
+    # Dense matrix FLOP/s over memory bandwidth by family; twice as much is a sparse figure.
+    "ampere": (140, 165),
+    "ada": (150, 430),
+    "hopper": (35, 400),
+    "blackwell": (270, 300),
+    "cdna3": (230, 260),
+    "cpu": (100, 500),
+}
+TEN = {
+    "a100-sxm-80gb", "l4", "l40s", "rtx-4090", "h20", "h100-sxm", "h100-pcie", "h200-sxm", "b200",
+    "mi300x",
+}  # fmt: skip
+
+
+def test_the_ten_devices_and_a_cpu_ship() -> None:
+    assert set(sm.device_names()) >= TEN | {"cpu-generic"}
+
+
+@pytest.mark.parametrize("name", sorted(TEN | {"cpu-generic"}))
+def test_peaks_are_dense(name: str) -> None:
+    device = sm.load_device(name)
+    low, high = RHO_BF16[device.family]
+    assert low <= device.rho("bfloat16") <= high
+    flops = device.peak_flops
+    assert 2 <= flops["bfloat16"] / flops["float32"] <= 50
+    for narrow, wide in (("fp8", "bfloat16"), ("int8", "bfloat16"), ("fp4", "fp8")):
+        if narrow in flops:  # half the bits, at most about twice the rate (RTX 4090 int8: 4)
+            assert 1.9 <= flops[narrow] / flops[wide] <= 4.01
+
+
+# What the vendors state, to catch a slip in a file: bf16 TFLOP/s, TB/s, GB.
+@pytest.mark.parametrize(
+    ("name", "tera", "bandwidth", "capacity"),
+    [
+        ("a100", 312, 2.039, 80),
+        ("l4", 121, 0.300, 24),
+        ("l40s", 362.05, 0.864, 48),
+        ("4090", 165.2, 1.008, 24),
+        ("h20", 148, 4.0, 96),
+        ("h100", 989.4, 3.35, 80),
+        ("h100-pcie", 756.5, 2.0, 80),
+        ("h200", 989.4, 4.8, 141),
+        ("b200", 2250, 8.0, 180),
+        ("mi300x", 1307.4, 5.3, 192),
+    ],
+)
+def test_headline_figures(name: str, tera: float, bandwidth: float, capacity: float) -> None:
+    device = sm.load_device(name)
+    assert device.flops("bfloat16") == tera * 1e12
+    assert device.memory_bandwidth == pytest.approx(bandwidth * 1e12)
+    assert device.memory_capacity == capacity * 1e9
+
+
+@pytest.mark.parametrize("name", sorted(TEN | {"cpu-generic"}))
+def test_every_value_is_sourced(name: str) -> None:
+    device = sm.load_device(name)
+    values = {f"peak_flops.{dtype}" for dtype in device.peak_flops}
+    values |= {"memory_bandwidth", "memory_capacity"}
+    assert values <= set(device.sources)
+    assert all("read 20" in source for source in device.sources.values())
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["h100", "H100 SXM", "nvidia-h100-80gb", "NVIDIA H100_SXM5", "h100-sxm", "H100-80GB"],
+)
+def test_spellings_find_one_file(spelling: str) -> None:
+    assert sm.load_device(spelling).name == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("h1000", "h100"), ("mi300", None), ("rtx4091", "rtx4090")]
+)
+def test_unknown_names(typo: str, meant: str | None) -> None:
+    if meant is None:
+        assert sm.load_device(typo).name == "mi300x"
+        return
+    with pytest.raises(sm.ProfileError, match=f"unknown GPU '{typo}'; did you mean '{meant}"):
+        sm.load_device(typo)
+
+
+def test_a_dtype_the_device_lacks() -> None:
+    with pytest.raises(sm.DomainError, match="a100-sxm-80gb has no fp8 arithmetic"):
+        sm.load_device("a100").flops("fp8")
+
+
+def test_a_minimal_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(MINIMAL_DEVICE)
+    device = sm.load_device(file)
+    assert device.rho("bfloat16") == 100
+    assert device.link_bandwidth is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1.0e+12", "!!python/name:os.system", "not valid YAML"),
+        ("1.0e+12", "!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("value: 1.0e+12", "value: 3.35e12", "memory_bandwidth: value: must be a number"),
+        ("value: 1.0e+12", "value: '1'", "must be a number"),
+        ("value: 1.0e+12", "value: true", "must be a number"),
+        ("value: 1.0e+12", "value: .nan", "must be positive; got nan"),
+        ("value: 1.0e+12", "value: -1.0", "must be positive"),
+        ("value: 1.0e+12", "value: .inf", "must be positive"),
+        ("schema: 1", "schema: 2", "schema: must be 1; got 2"),
+        ("name: x\n", "", "name: missing"),
+        ("name: x\n", "name: [x]\n", "name: must be text"),
+        ("vendor: V", "vendr: V", "vendr: unknown key; did you mean 'vendor'"),
+        ("bfloat16:", "bflot16:", "unknown dtype 'bflot16'; did you mean 'bfloat16'"),
+        ("  memory_bandwidth", "  memory_bandwith", "memory_bandwith: unknown key"),
+        ("source: s}\n  memory_capacity", "source: z}\n  memory_capacity", "source: 'z' is not"),
+        ("family: f", "family: f\nfamily: g", "duplicate key 'family'"),
+        ("datasheet:", "datasheet: [1]\nx:", "unknown key"),
+        ("schema: 1", "schema: [", "not valid YAML"),
+        ("title: X", "1: X", "keys must be text"),
+    ],
+)
+def test_bad_files(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in MINIMAL_DEVICE
+    file = tmp_path / "x.yaml"
+    file.write_text(MINIMAL_DEVICE.replace(old, new, 1))
+    with pytest.raises(sm.ProfileError, match=message) as caught:
+        read_device(file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "\x00"])
+def test_files_that_are_no_record(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(sm.ProfileError):
+        read_device(file)
+
+
+def test_plain_yaml_reads_the_shipped_files_alike() -> None:
+    folder = Path(__file__).parents[1] / "hardware_profiles"
+    for file in folder.glob("*.yaml"):
+        raw = yaml.safe_load(file.read_text())
+        device = read_device(file)
+        assert device.name == file.stem == raw["name"]
+        assert device.memory_bandwidth == raw["datasheet"]["memory_bandwidth"]["value"]

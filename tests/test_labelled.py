@@ -1,0 +1,64 @@
+"""Labelled results: dimensions, units, agreement with the plain functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import specmodel as sm
+from specmodel.speculation import round_time
+
+
+def test_dimensions_follow_what_was_asked(h100: sm.Device, llama: sm.Architecture) -> None:
+    drafter = sm.DraftModel(sm.load_model("llama-3.2-1b"))
+    r = sm.speculate(h100, llama, drafter, sm.Geometric(0.75), B=[1, 8], k=range(5), L=2048)
+    assert r.S.dims == ("B", "k")
+    assert r.T_p.dims == ("B",)
+    assert r.L.item() == 2048
+    one = sm.speculate(h100, llama, drafter, sm.Geometric(0.75), B=[8], k=[3], L=[64])
+    assert one.S.dims == ("B", "k", "L")
+    scalar = sm.speculate(h100, llama, drafter, sm.Geometric(0.75), B=8, k=3)
+    assert scalar.S.dims == ()
+    many = sm.speculate(h100, llama, drafter, sm.Geometric([0.5, 0.7]), B=[1, 8], k=[2], L=0)
+    assert many.S.dims == ("B", "k", "alpha")
+    assert many.G.dims == ("k", "alpha")
+
+
+def test_values_units_and_basis(h100: sm.Device, llama: sm.Architecture) -> None:
+    B, k, L = [1, 64], [0, 2, 4], [128, 4096]
+    r = sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=B, k=k, L=L, tp=2)
+    how = sm.Execution(tp=2)
+    for b in B:
+        for n in k:
+            for context in L:
+                t = round_time(h100, llama, sm.Eagle3(), B=b, k=n, L=context, execution=how)
+                at = r.sel(B=b, k=n, L=context)
+                assert at.T_v.item() == pytest.approx(float(t.T_v), rel=1e-13)
+                assert at.T_d.item() == pytest.approx(float(t.T_d), rel=1e-13)
+                S = float(sm.Geometric(0.7).tokens(n) / t.cost)
+                assert at.S.item() == pytest.approx(S, rel=1e-13)
+    assert (r.S.sel(k=0) == 1).all()
+    np.testing.assert_array_equal(r.k_star, np.array(k)[r.S.argmax("k")])
+    assert r.attrs["basis"] == "generic"
+    assert r.attrs["device"] == "h100-sxm"
+    assert (r.T_v.attrs["units"], r.S.attrs["units"]) == ("s", "1")
+    ideal = sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=1, k=2, level="ideal")
+    assert ideal.attrs["basis"] == "datasheet"
+
+
+def test_best_width_is_the_scan(h100: sm.Device, llama: sm.Architecture) -> None:
+    setup = (h100, llama, sm.Eagle3(), sm.MeanLength(2.25, k=3))
+    best = sm.best_width(*setup, B=[1, 8, 64, 256], L=2048)
+    with pytest.warns(sm.ExtrapolationWarning):
+        r = sm.speculate(*setup, B=[1, 8, 64, 256], k=range(17), L=2048)
+    np.testing.assert_array_equal(best.k, r.S.argmax("k"))
+    np.testing.assert_array_equal(best.W, best.k + 1)
+    np.testing.assert_allclose(best.S, r.S.max("k"))
+    assert "k_star" not in best
+
+
+def test_bad_axes(h100: sm.Device, llama: sm.Architecture) -> None:
+    with pytest.raises(sm.DomainError, match="batch must be >= 1; got 0"):
+        sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=0, k=1)
+    with pytest.raises(sm.DomainError, match="scalars or one-dimensional"):
+        sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=[[1]], k=1)
