@@ -111,8 +111,8 @@ def test_ideal_level_reference_figures(run: Run) -> None:
 
 
 def test_moe_reason_is_expert_coverage(run: Run) -> None:
-    arguments = ("predict", "--gpu", "h100", "--model", "qwen3-30b-a3b", "--drafter", "eagle3", "--k", "3",
-                 "--context", "1k", "--batch", "1", "--level", "ideal")  # fmt: skip
+    arguments = ("predict", "--gpu", "h100", "--model", "qwen3-30b-a3b", "--drafter", "eagle3",
+                 "--k", "3", "--context", "1k", "--batch", "1", "--level", "ideal")  # fmt: skip
     _, out, _ = run(*arguments, "--alpha", "0.6")
     assert "expert coverage, 29 of 128 experts a layer are read instead of 8" in out
     assert "speculation pays in part: off for 1 to 6, k = 3 for 7 to " in out
