@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 import sympy as sp
 
 from specmodel.acceptance import Geometric, MeanLength
+from specmodel.errors import ExtrapolationWarning
 from specmodel.report import Setup, predict
 from specmodel.roofline import Execution, critical_batch, pass_time
 from specmodel.speculation import draft_time, tokens_per_round
@@ -97,10 +99,18 @@ class _Numbers(NamedTuple):
 
 def explain(setup: Setup) -> str:
     """Return the derivation from T_p to k* with the numbers of the first batch and context."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ExtrapolationWarning)
+        lines = _derivation(setup)
+    notes = dict.fromkeys(f"note: {warning.message}" for warning in caught)
+    return "\n".join([*lines, *notes])
+
+
+def _derivation(setup: Setup) -> list[str]:
     number = _numbers(setup)
     batch, context = setup.batches[0], setup.contexts[0]
     width = number.drafts + 1
-    lines = [
+    return [
         f"{setup.target.name} on {setup.device.title}, batch {batch}, context {context}, "
         f"{setup.drafter.kind} with k = {number.drafts}, {setup.acceptance.label}",
         "",
@@ -135,7 +145,6 @@ def explain(setup: Setup) -> str:
         f"   W = {stationary_width()}",
         *_best(setup, number),
     ]
-    return "\n".join(lines)
 
 
 def _numbers(setup: Setup) -> _Numbers:

@@ -1,0 +1,60 @@
+"""What the README shows is what the commands print today."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specmodel.cli import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(start: str) -> str:
+    return README.split(start, 1)[1].split("\n```", 1)[0].strip("\n")
+
+
+def test_the_first_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--gpu", "h100"]) == 0
+    assert capsys.readouterr().out.strip("\n") == block("$ specmodel predict --gpu h100\n")
+
+
+def test_kernel_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, object] = {"__name__": "benchmark"}
+    code = (ROOT / "benchmarks" / "kernel_sums.py").read_text(encoding="utf-8")
+    exec(compile(code, "kernel_sums.py", "exec"), namespace)  # noqa: S102
+    namespace["main"]()  # type: ignore[operator]
+    printed = re.findall(r"[-+]?\d+\.\d+", capsys.readouterr().out)
+    shown = re.findall(r"[-+]?\d+\.\d+", block("nothing is fitted to them):\n\n```"))
+    assert shown == printed
+
+
+def test_notebook_example_runs() -> None:
+    code = README.split("```python\n", 1)[1].split("```", 1)[0]
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        text.removeprefix("$ ").split("#")[0].strip()
+        for text in README.replace("\\\n", " ").splitlines()
+        if text.startswith("$ specmodel") and "|" not in text
+    ],
+)
+def test_every_command_runs(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+    import shlex
+
+    from samples import LLAMA
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "config.json").write_text(json.dumps(LLAMA))
+    assert main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().err == ""
