@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STEP := .ci/step
 
+.NOTPARALLEL:
+
 .PHONY: predict test setup lint unit slow notebooks figures clean
 
 predict: $(VENV)/.runtime
@@ -39,6 +41,7 @@ figures: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100 --batch 1,8,32,128 --context 1k --plot docs/h100.png
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml

@@ -28,6 +28,10 @@ class Acceptance(Protocol):
     def label(self) -> str:
         """One line for people."""
 
+    @property
+    def measured_k(self) -> int | None:
+        """The k up to which it was measured; None where it is a law for every k. [token]"""
+
     def rates(self, k: int) -> Floats:
         """Return a_1 .. a_k along the last axis; leading axes are the record's own."""
 
@@ -39,6 +43,11 @@ class _FromRates:
     """G as the running sum of the rates."""
 
     __slots__ = ()
+
+    @property
+    def measured_k(self) -> int | None:
+        """The k up to which it was measured; None where it is a law for every k. [token]"""
+        return None
 
     def rates(self, k: int) -> Floats:
         raise NotImplementedError
@@ -81,7 +90,10 @@ class Geometric(_FromRates):
     alpha: ArrayLike
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", real_array(self.alpha, "alpha", low=0, high=1))
+        alpha = real_array(self.alpha, "alpha", low=0, high=1)
+        if alpha.ndim > 1:
+            raise DomainError("alpha must be a scalar or one-dimensional")
+        object.__setattr__(self, "alpha", alpha)
 
     @property
     def label(self) -> str:
@@ -134,6 +146,11 @@ class PerPosition(_FromRates):
                 f"got {values[j - 1]:g} then {values[j]:g}"
             )
         object.__setattr__(self, "values", tuple(float(v) for v in values))
+
+    @property
+    def measured_k(self) -> int:
+        """The k up to which it was measured. [token]"""
+        return len(self.values)
 
     @property
     def label(self) -> str:
@@ -197,6 +214,11 @@ class MeanLength(_FromRates):
         object.__setattr__(self, "alpha", float(alpha_for_tokens(length + bonus, k)))
 
     @property
+    def measured_k(self) -> int:
+        """The k it was measured at. [token]"""
+        return self.k
+
+    @property
     def label(self) -> str:
         """One line for people."""
         return f"acceptance length {self.length:g} at k = {self.k} (alpha = {self.alpha:.4g})"
@@ -237,6 +259,11 @@ class Histogram(_FromRates):
         object.__setattr__(self, "counts", tuple(float(c) for c in counts))
 
     @property
+    def measured_k(self) -> int:
+        """The k it was counted at. [token]"""
+        return len(self.counts) - 1
+
+    @property
     def label(self) -> str:
         """One line for people."""
         return f"histogram of {len(self.counts) - 1} drafts"
@@ -249,7 +276,7 @@ class Histogram(_FromRates):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BetaMixture:
+class BetaMixture(_FromRates):
     r"""An alpha that varies, Beta(x, y) distributed, over rounds or over requests.
 
     Over rounds :math:`a_j = E[\alpha^j] = B(x+j, y)/B(x, y)`. Over requests of equal length
@@ -310,8 +337,19 @@ class BetaMixture:
         """Return Gauss-Jacobi nodes on [0, 1] and their weights."""
         from scipy.special import roots_jacobi
 
-        node, weight = roots_jacobi(64, self.y - 1, self.x - 1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # inside scipy, at x + y = 1
+            node, weight = roots_jacobi(64, self.y - 1, self.x - 1)
+        if not (np.isfinite(node).all() and np.isfinite(weight).all()):
+            raise DomainError(
+                f"a mixture over requests needs moderate shapes; got x = {self.x:g}, y = {self.y:g}"
+            )
         return np.asarray((node + 1) / 2), np.asarray(weight)
+
+
+def warn_beyond(acceptance: Acceptance, k: int) -> None:
+    """Warn when k drafts were chosen from acceptance that was measured with fewer."""
+    if acceptance.measured_k is not None and k > acceptance.measured_k:
+        _warn_beyond(acceptance.measured_k, k)
 
 
 def _warn_beyond(measured: int, k: int) -> None:
@@ -364,6 +402,13 @@ def expected_tokens(alpha: ArrayLike, k: ArrayLike) -> Floats:
 def alpha_for_tokens(G: ArrayLike, k: ArrayLike) -> Floats:
     """Return the alpha of a geometric law that commits `G` tokens per round at `k` drafts.
 
+    Parameters
+    ----------
+    G : array_like
+        Tokens per round, bonus included. [token] Broadcasts with `k`.
+    k : array_like of int
+        Draft tokens per round. [token]
+
     Returns
     -------
     float or ndarray
@@ -375,7 +420,7 @@ def alpha_for_tokens(G: ArrayLike, k: ArrayLike) -> Floats:
     0.28710775
     """
     wanted, n = np.broadcast_arrays(
-        np.asarray(G, dtype=np.float64), whole_array(k, "k", unit="token")
+        real_array(G, "G", low=0, unit="token"), whole_array(k, "k", unit="token")
     )
     low, high = np.zeros(wanted.shape), np.ones(wanted.shape)
     for _ in range(60):  # bisection to the last bit: G grows with alpha

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel.architectures import Architecture, LatentAttention, Layer, Linear, MoE
 from specmodel.dtypes import BYTES
-from specmodel.errors import real_array, whole_array
+from specmodel.errors import DomainError, real_array, whole_array
 
 Kind = Literal["gemm", "attention", "experts", "elementwise", "collective"]
 Floats = NDArray[np.float64]
@@ -37,8 +37,8 @@ class Operator:
     weight_bytes, kv_bytes, activation_bytes, link_bytes : float or ndarray
         Bytes of one run: weights streamed, KV cache read, activations moved, and bytes that
         cross the interconnect. [B]
-    compute_dtype : str
-        Format the multiplications run in.
+    compute_dtype : str or None
+        Format the multiplications run in; None where there are none.
     group : str
         The heading it is reported under.
     """
@@ -52,7 +52,7 @@ class Operator:
     kv_bytes: Numbers = 0.0
     activation_bytes: Numbers = 0.0
     link_bytes: Numbers = 0.0
-    compute_dtype: str = "bfloat16"
+    compute_dtype: str | None = None
 
 
 def experts_touched(experts: ArrayLike, top_k: ArrayLike, tokens: ArrayLike) -> Floats:
@@ -60,16 +60,37 @@ def experts_touched(experts: ArrayLike, top_k: ArrayLike, tokens: ArrayLike) -> 
 
     .. math:: E \left(1 - (1 - k/E)^T\right)
 
-    Uniform, independent routing; `tokens` may be fractional.
+    Parameters
+    ----------
+    experts, top_k : array_like
+        Experts of a layer, E, and experts that one token uses, k. [-]
+    tokens : array_like
+        Tokens routed uniformly and independently, T; may be fractional. [token]
+
+    Returns
+    -------
+    float or ndarray
+        [-], 0 to experts.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
 
     Examples
     --------
     >>> float(experts_touched(4, 2, 3))
     3.5
     """
-    e, k, t = (np.asarray(x, dtype=np.float64) for x in (experts, top_k, tokens))
-    with np.errstate(divide="ignore"):  # top_k = E: log(0), every expert is touched
-        return np.where(t == 1, k, -e * np.expm1(t * np.log1p(-k / e)))
+    e = real_array(experts, "experts", low=1)
+    t = real_array(tokens, "tokens", low=0)
+    k = real_array(top_k, "top_k", low=0)
+    if np.any(k > e):
+        raise DomainError(f"top_k must be at most the {e.max():g} experts; got {k.max():g}")
+    every = np.where(t > 0, e, 0.0)
+    share = np.where(k < e, k / e, 0.5)  # top_k = E touches all: its logarithm is not needed
+    spread = -e * np.expm1(t * np.log1p(-share))
+    return np.where(k == e, every, np.where(t == 1, k, spread))
 
 
 def pass_operators(
@@ -160,9 +181,9 @@ def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: st
     )
 
 
-def _norm(a: Architecture, count: float, rows: Floats, size: int | None = None) -> Operator:
+def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
     """A norm with its residual addition: two vectors read, two written."""
-    elements = size if size is not None else a.hidden_size
+    elements = a.hidden_size
     return Operator(
         name="norm",
         kind="elementwise",
@@ -189,7 +210,16 @@ def _attention_operators(
     operators = [_gemm(a, linear, count, rows, "weight GEMMs") for linear in linears]
     operators.append(_norm(a, count * layer.norms, rows))
     if attention.norm_params:
-        operators.append(_norm(a, count, rows, attention.norm_params))
+        operators.append(
+            Operator(  # read and write what is normalised
+                name="inner norm",
+                kind="elementwise",
+                group="elementwise",
+                count=count,
+                weight_bytes=attention.norm_params * value,
+                activation_bytes=2.0 * rows * attention.normed_elements * value,
+            )
+        )
     kept = np.minimum(context, attention.window) if attention.window else context
     cached = attention.kv_elements * BYTES[a.kv_dtype]
     if isinstance(attention, LatentAttention):
@@ -289,7 +319,7 @@ def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[O
             name="all-reduce",
             kind="collective",
             group="collectives",
-            count=2 * a.n_layers + 1,
+            count=2 * a.n_layers + (1 if a.layers else 0),
             link_bytes=reduced,
         ),
         Operator(

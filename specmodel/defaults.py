@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from specmodel.acceptance import Acceptance, Geometric, MeanLength, PerPosition
-from specmodel.architectures import Architecture, load_model
+from specmodel.architectures import Architecture, Attention, eagle_head, load_model
 from specmodel.drafters import (
     KINDS,
     MTP,
@@ -67,10 +67,17 @@ def typical_acceptance(kind: str) -> TypicalAcceptance:
 
 
 def default_kind(target: Architecture, draft: Architecture | None) -> str:
-    """Return the kind to assume: what `draft` is, MTP where the target has it, else EAGLE-3."""
+    """Return the kind to assume for a target.
+
+    What `draft` is; else MTP where the target carries it, EAGLE-3 where a head can be derived,
+    and n-gram, which needs nothing, for the rest.
+    """
     if draft is not None:
-        return Eagle3.kind if draft.fusion is not None else DraftModel.kind
-    return MTP.kind if target.mtp_layers else Eagle3.kind
+        return draft.head_kind or DraftModel.kind
+    if target.mtp_layers:
+        return MTP.kind
+    derivable = isinstance(target.layers[-1][0].attention, Attention)
+    return Eagle3.kind if derivable else NGram.kind
 
 
 def default_draft(target: Architecture) -> str | None:
@@ -84,11 +91,19 @@ def make_drafter(
     target: Architecture,
     *,
     draft: Architecture | None = None,
-    hit_rate: float | None = None,
-    layer_fraction: float | None = None,
-    kv_budget: int | None = None,
+    **options: float | None,
 ) -> tuple[Drafter, dict[str, str]]:
     """Return a drafter by its kind, and what had to be assumed for it.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    target, draft : Architecture
+        The draft model or head, for the kinds that take one.
+    **options
+        ``hit_rate`` (n-gram), ``layer_fraction`` (self), ``kv_budget`` (sparse-kv); None: the
+        value that goes with the kind's cited acceptance.
 
     Raises
     ------
@@ -99,48 +114,56 @@ def make_drafter(
         raise DomainError(
             f"drafter must be one of {', '.join(KINDS)}; got {kind!r}{did_you_mean(kind, KINDS)}"
         )
-    typical = typical_acceptance(kind).extras
-    assumed: dict[str, str] = {}
-
-    def option(name: str, given: Any, owner: type) -> Any:
-        if given is not None and owner.kind != kind:  # type: ignore[attr-defined]
-            flag = name.replace("_", "-")
-            raise DomainError(f"--{flag} belongs to --drafter {owner.kind}; got {kind}")  # type: ignore[attr-defined]
-        if given is None and owner.kind == kind:  # type: ignore[attr-defined]
-            assumed[name] = f"{typical[name]:g}"
-            return typical[name]
-        return given
-
-    hit = option("hit_rate", hit_rate, NGram)
-    fraction = option("layer_fraction", layer_fraction, SelfSpeculative)
-    budget = option("kv_budget", kv_budget, SparseKV)
-    if draft is not None and kind in (NGram.kind, SelfSpeculative.kind, SparseKV.kind, Medusa.kind):
-        raise DomainError(f"--drafter {kind} takes no draft model; got --draft {draft.name}")
-    if draft is None and kind in (DraftModel.kind, Parallel.kind):
-        name = default_draft(target)
-        if name is None:
-            raise DomainError(f"--drafter {kind} needs --draft MODEL for {target.name}")
-        draft, assumed["draft"] = load_model(name), name
-    if draft is not None and (draft.fusion is not None) != (kind in _HEADS):
-        raise DomainError(f"{draft.name} cannot be the draft of --drafter {kind}")
+    for name, value in options.items():
+        if value is not None and _OPTIONS.get(kind, ("", None))[0] != name:
+            raise DomainError(f"{name} does not belong to drafter {kind}")
+    if kind in _OPTIONS or kind == Medusa.kind:
+        if draft is not None:
+            raise DomainError(f"drafter {kind} takes no draft model; got {draft.name}")
+        return _without_model(kind, options)
     if kind in _HEADS:
-        return _HEADS[kind](draft), assumed
+        if draft is not None and kind == Eagle.kind and draft.head_kind is None:
+            draft = eagle_head(target, draft)
+        drafter: Drafter = _HEADS[kind](draft)
+        drafter.weights(target)  # a head of another kind or target is refused here
+        return drafter, {}
+    assumed: dict[str, str] = {}
+    if draft is None:
+        sibling = default_draft(target)
+        if sibling is None:
+            raise DomainError(f"drafter {kind} needs a draft model for {target.name} (--draft)")
+        draft, assumed["draft"] = load_model(sibling), sibling
+    if draft.head_kind is not None:
+        raise DomainError(f"{draft.name} is a head: it cannot be the draft of {kind}")
+    return _MODELS[kind](draft), assumed
+
+
+def _without_model(
+    kind: str, options: Mapping[str, float | None]
+) -> tuple[Drafter, dict[str, str]]:
+    """Return a drafter that keeps no model of its own."""
     if kind == Medusa.kind:
-        return Medusa(), assumed
-    if kind == NGram.kind:
-        return NGram(hit=hit), assumed
-    if kind == SelfSpeculative.kind:
-        return SelfSpeculative(layer_fraction=fraction), assumed
-    if kind == SparseKV.kind:
-        return SparseKV(budget=budget), assumed
-    assert draft is not None  # noqa: S101 (for the type checker: the two kinds left need one)
-    return (DraftModel(draft) if kind == DraftModel.kind else Parallel(draft)), assumed
+        return Medusa(), {}
+    name, make = _OPTIONS[kind]
+    if (value := options.get(name)) is not None:
+        return make(value), {}
+    value = typical_acceptance(kind).extras[name]
+    return make(value), {name: f"{value:g}"}
 
 
+_OPTIONS: dict[str, tuple[str, Callable[[Any], Drafter]]] = {
+    NGram.kind: ("hit_rate", NGram),
+    SelfSpeculative.kind: ("layer_fraction", SelfSpeculative),
+    SparseKV.kind: ("kv_budget", SparseKV),
+}
 _HEADS: dict[str, type[Eagle] | type[Eagle3] | type[MTP]] = {
     Eagle.kind: Eagle,
     Eagle3.kind: Eagle3,
     MTP.kind: MTP,
+}
+_MODELS: dict[str, type[DraftModel] | type[Parallel]] = {
+    DraftModel.kind: DraftModel,
+    Parallel.kind: Parallel,
 }
 
 

@@ -6,9 +6,10 @@ no architecture is given, a head is derived from the target.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,54 +50,35 @@ class DraftPass:
     fuse: bool = True
 
 
-class Drafter(Protocol):
-    """What `specmodel.speculation` asks of a drafter."""
+@dataclass(frozen=True, slots=True)
+class Drafter(ABC):
+    """What every drafter answers.
+
+    Attributes
+    ----------
+    host_time : float
+        Host time of a round besides the drafter's passes. [s]
+    tp : int or None
+        Its own tensor-parallel degree; None: the target's.
+    """
 
     kind: ClassVar[str]
+    host_time: float = field(default=0.0, kw_only=True)
+    tp: int | None = field(default=None, kw_only=True)
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of rounds in which it finds anything to propose. [-]"""
-
-    @property
-    def host_time(self) -> float:
-        """Host time per round besides its passes. [s]"""
-
-    @property
-    def tp(self) -> int | None:
-        """Its own tensor-parallel degree; None: the target's."""
-
-    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
-        """Return the passes of a round with k drafts."""
-
-    def weights(self, target: Architecture) -> Architecture | None:
-        """Return the architecture whose weights it keeps besides the target's."""
-
-    def copies(self, k: int) -> int:
-        """Return how many copies of `weights` are resident for k drafts."""
-
-    def cache(self, target: Architecture) -> Architecture | None:
-        """Return the architecture whose KV it keeps besides the target's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """Defaults: no memory of its own, always finds something, no host time."""
+    def __post_init__(self) -> None:
+        real_array(self.host_time, "host time", low=0, unit="s")
+        if self.tp is not None:
+            whole_array(self.tp, "the drafter's tp", low=1)
 
     @property
     def hit_rate(self) -> float:
         """Share of rounds in which it finds anything to propose. [-]"""
         return 1.0
 
-    @property
-    def host_time(self) -> float:
-        """Host time per round besides its passes. [s]"""
-        return 0.0
-
-    @property
-    def tp(self) -> int | None:
-        """Its own tensor-parallel degree; None: the target's."""
-        return None
+    @abstractmethod
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return the passes of a round with k drafts, fields broadcast over k."""
 
     def weights(self, target: Architecture) -> Architecture | None:
         """Return the architecture whose weights it keeps besides the target's."""
@@ -112,7 +94,7 @@ class _Base:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel(_Base):
+class DraftModel(Drafter):
     """A small model that drafts one token per pass.
 
     Its first pass takes two rows: after a fully accepted round it has yet to see its own last
@@ -125,24 +107,25 @@ class DraftModel(_Base):
 
     kind: ClassVar[str] = "draft-model"
     architecture: Architecture
-    own_tp: int | None = None
-
-    @property
-    def tp(self) -> int | None:
-        """Its own tensor-parallel degree; None: the target's."""
-        return self.own_tp
 
     def weights(self, target: Architecture) -> Architecture:
-        """Return the small model."""
+        """Return the small model.
+
+        Raises
+        ------
+        ArchitectureError
+            When its vocabulary is not the target's.
+        """
+        _check_vocabulary(self.architecture, target)
         return self.architecture
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return one catch-up pass of two rows, then k - 1 of one."""
-        return _first_and_rest(self.architecture, k, first_width=lambda n: np.full_like(n, 2.0))
+        return _first_and_rest(self.weights(target), k, first_width=lambda n: np.full_like(n, 2.0))
 
 
 @dataclass(frozen=True, slots=True)
-class _Head(_Base):
+class _Head(Drafter):
     """A draft head: its first pass takes a row for every position the target just verified."""
 
     derive: ClassVar[Callable[[Architecture], Architecture]]
@@ -150,9 +133,10 @@ class _Head(_Base):
 
     def weights(self, target: Architecture) -> Architecture:
         """Return the head, derived from the target where none was given."""
-        head = self.architecture or type(self).derive(target)
-        _check_head(head, target)
-        return head
+        if self.architecture is None:
+            return type(self).derive(target)
+        _check_head(self.architecture, target, self.kind)
+        return self.architecture
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return one pass of k + 1 rows, then k - 1 of one."""
@@ -199,7 +183,7 @@ class MTP(_Head):
 
 
 @dataclass(frozen=True, slots=True)
-class Medusa(_Base):
+class Medusa(Drafter):
     """Medusa: k heads on the target's last feature, each one residual block and an LM head.
 
     References
@@ -215,6 +199,7 @@ class Medusa(_Base):
             target,
             name=f"Medusa head for {target.name}",
             model_type="medusa",
+            head_kind="medusa",
             layers=(),
             fusion=Fusion(inputs=target.hidden_size, bias=True),
             final_norm=False,
@@ -244,7 +229,7 @@ class Medusa(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel(_Base):
+class Parallel(Drafter):
     """A draft model that fills all k positions in one pass (PARD).
 
     The pass takes k + 1 rows: up to two new tokens and k - 1 mask tokens.
@@ -259,20 +244,23 @@ class Parallel(_Base):
 
     def weights(self, target: Architecture) -> Architecture:
         """Return the draft model."""
+        _check_vocabulary(self.architecture, target)
         return self.architecture
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return one pass of k + 1 rows, k of them through the LM head."""
         n = whole_array(k, "k", unit="token")
         once = (n > 0).astype(np.float64)
-        return (DraftPass(architecture=self.architecture, count=once, W=n + 1, head_rows=n),)
+        draft = self.weights(target)
+        return (DraftPass(architecture=draft, count=once, W=n + 1, head_rows=n),)
 
 
 @dataclass(frozen=True, slots=True)
-class NGram(_Base):
-    """Prompt lookup: no device pass; `hit` is the share of rounds that find a match.
+class NGram(Drafter):
+    """Prompt lookup: no device pass; `hit` is the share of rounds that find a match. [-]
 
-    A round without a match verifies one row, as a plain decode step does.
+    A round without a match verifies one row, as a plain decode step does. The sequences of a
+    batch are taken to find or miss together.
 
     References
     ----------
@@ -280,22 +268,16 @@ class NGram(_Base):
     """
 
     kind: ClassVar[str] = "ngram"
-    hit: float = 1.0
-    host: float = 0.0
+    hit: float
 
     def __post_init__(self) -> None:
+        Drafter.__post_init__(self)
         real_array(self.hit, "hit rate", low=0, high=1)
-        real_array(self.host, "host time", low=0, unit="s")
 
     @property
     def hit_rate(self) -> float:
         """Share of rounds in which it finds anything to propose. [-]"""
         return self.hit
-
-    @property
-    def host_time(self) -> float:
-        """Host time per round. [s]"""
-        return self.host
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return no pass."""
@@ -303,7 +285,7 @@ class NGram(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class SelfSpeculative(_Base):
+class SelfSpeculative(Drafter):
     """The target's own first layers as the drafter (LayerSkip): weights and KV are shared.
 
     Parameters
@@ -320,18 +302,23 @@ class SelfSpeculative(_Base):
     layer_fraction: float = 0.25
 
     def __post_init__(self) -> None:
+        Drafter.__post_init__(self)
         real_array(self.layer_fraction, "layer fraction", low=0, high=1)
         if self.layer_fraction == 0:
             raise DomainError("layer fraction must be > 0; got 0")
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return k passes of the first layers."""
-        layers = max(1, round(self.layer_fraction * target.n_layers))
+        layers = round(self.layer_fraction * target.n_layers)
+        if not layers:
+            raise DomainError(
+                f"layer fraction {self.layer_fraction:g} of {target.n_layers} layers is none"
+            )
         return _single_rows(target.first_layers(layers), k)
 
 
 @dataclass(frozen=True, slots=True)
-class SparseKV(_Base):
+class SparseKV(Drafter):
     """The target itself over a KV cache of `budget` tokens (MagicDec with StreamingLLM).
 
     References
@@ -343,6 +330,7 @@ class SparseKV(_Base):
     budget: int = 512
 
     def __post_init__(self) -> None:
+        Drafter.__post_init__(self)
         whole_array(self.budget, "kv budget", low=1, unit="token")
 
     def cache(self, target: Architecture) -> Architecture:
@@ -359,7 +347,7 @@ KINDS: dict[str, str] = {
     Eagle.kind: "one-layer head over embedding and target feature, shared LM head",
     Eagle3.kind: "one-layer head over fused target features, reduced vocabulary",
     MTP.kind: "the multi-token-prediction block that the target's checkpoint carries",
-    Medusa.kind: "independent heads on the target's last feature, one pass",
+    Medusa.kind: "independent heads on the target's last feature, one for each draft",
     Parallel.kind: "a small model fills all positions in one pass (PARD)",
     NGram.kind: "looks the last tokens up in prompt and output, no device work",
     SelfSpeculative.kind: "the target's own first layers (LayerSkip)",
@@ -389,16 +377,23 @@ def _first_and_rest(
     )
 
 
-def _check_head(head: Architecture, target: Architecture) -> None:
-    if head.vocab_size != target.vocab_size:
+def _check_vocabulary(draft: Architecture, target: Architecture) -> None:
+    """Refuse another tokenizer; tables padded to a different multiple differ by less than 1%."""
+    if abs(draft.vocab_size / target.vocab_size - 1) > 0.01:
         raise ArchitectureError(
-            f"{head.name} is for a vocabulary of {head.vocab_size}, {target.name} has "
-            f"{target.vocab_size}: it cannot draft for it"
+            f"{draft.name} has a vocabulary of {draft.vocab_size}, {target.name} one of "
+            f"{target.vocab_size}: a draft shares the target's tokenizer"
         )
-    if head.fusion is not None:
-        width = 2 if head.fusion.every_pass else 3
-        if head.fusion.inputs != width * target.hidden_size:
-            raise ArchitectureError(
-                f"{head.name} takes features of width {head.fusion.inputs // width}, "
-                f"{target.name} has {target.hidden_size}: it cannot draft for it"
-            )
+
+
+def _check_head(head: Architecture, target: Architecture, kind: str) -> None:
+    if head.head_kind != kind or head.fusion is None:
+        what = f"an {head.head_kind} head" if head.head_kind else "a whole model"
+        raise ArchitectureError(f"{head.name} is {what}: it cannot be the draft of {kind}")
+    _check_vocabulary(head, target)
+    features = head.fusion.inputs // (3 if kind == Eagle3.kind else 2)
+    if features != target.hidden_size:
+        raise ArchitectureError(
+            f"{head.name} takes features of width {features}, {target.name} has "
+            f"{target.hidden_size}: it cannot draft for it"
+        )

@@ -26,6 +26,14 @@ class ArchitectureError(SpecmodelError):
     """A model description that cannot be read or is not understood."""
 
 
+class UnknownNameError(ProfileError, ArchitectureError):
+    """A device or model name that nothing goes by."""
+
+
+class ConvergenceError(SpecmodelError):
+    """An iteration that did not settle."""
+
+
 class FitError(SpecmodelError):
     """A fit that the measurements do not support."""
 
@@ -41,8 +49,11 @@ def real_array(
     low: float = -np.inf,
     high: float = np.inf,
     unit: str = "",
+    finite: bool = True,
 ) -> NDArray[np.float64]:
     """Return `value` as a float array after checking ``low <= value <= high``.
+
+    Infinities are out of range unless `finite` is False; NaN and text always are.
 
     Raises
     ------
@@ -50,10 +61,13 @@ def real_array(
         When a value is not a number, NaN, or out of range.
     """
     try:
-        array = np.asarray(value, dtype=np.float64)
+        array = np.asarray(value)
+        if array.dtype.kind in "USO":
+            raise TypeError
+        array = array.astype(np.float64)
     except (TypeError, ValueError):
         raise DomainError(f"{name} must be a number; got {value!r}") from None
-    bad = ~((array >= low) & (array <= high))
+    bad = ~((array >= low) & (array <= high)) | (finite & np.isinf(array))
     if bad.any():
         first = array[bad].flat[0] if array.ndim else array[()]
         raise DomainError(f"{name} must be {_range(low, high)}{unit and ' ' + unit}; got {first:g}")
@@ -71,7 +85,7 @@ def whole_array(
         When a value is not a whole number, not finite, or out of range.
     """
     array = real_array(value, name, low=low, high=high, unit=unit)
-    bad = ~np.isfinite(array) | (array != np.floor(array))
+    bad = array != np.floor(array)
     if bad.any():
         raise DomainError(f"{name} must be a whole number; got {np.atleast_1d(array[bad])[0]:g}")
     return array

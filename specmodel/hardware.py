@@ -1,13 +1,11 @@
 """Device records, and the only reader of their YAML files.
 
-A file has a ``datasheet`` block (each value with the figure as quoted and its source) and,
-once measured, a ``calibrated`` block. Rates are dense peaks in FLOP/s and one-direction
-bandwidths in bytes/s.
+A file has a ``datasheet`` block, each value with the figure as quoted and its source. Rates
+are dense peaks in FLOP/s and one-direction bandwidths in bytes/s.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from typing import Any
 import yaml
 
 from specmodel.dtypes import BYTES
-from specmodel.errors import DomainError, ProfileError, did_you_mean
+from specmodel.errors import DomainError, ProfileError, UnknownNameError, did_you_mean
 
 _RATE_DTYPES = (*BYTES, "fp4")
 _SCALARS = {
@@ -97,9 +95,11 @@ class Device:
         return self.flops(dtype) / self.memory_bandwidth
 
     @property
-    def link_bandwidth(self) -> float | None:
-        """One-direction bandwidth to its neighbours: the interconnect, else PCIe. [B/s]"""
-        return self.interconnect_bandwidth or self.pcie_bandwidth
+    def link(self) -> tuple[str, float] | None:
+        """What joins it to its neighbours, the interconnect or else PCIe, and its rate. [B/s]"""
+        if self.interconnect_bandwidth is not None:
+            return "interconnect", self.interconnect_bandwidth
+        return None if self.pcie_bandwidth is None else ("PCIe", self.pcie_bandwidth)
 
 
 def load_device(device: str | os.PathLike[str] | Device) -> Device:
@@ -129,7 +129,7 @@ def load_device(device: str | os.PathLike[str] | Device) -> Device:
     name = _normalise(text)
     known = _spellings()
     if name not in known:
-        raise ProfileError(f"unknown GPU {text!r}{did_you_mean(name, known)}")
+        raise UnknownNameError(f"unknown GPU {text!r}{did_you_mean(name, known)}")
     return _shipped(known[name])
 
 
@@ -222,11 +222,10 @@ def read_device(file: Path | Traversable) -> Device:
 
 def _device(record: Any, where: str) -> Device:
     _keys(record, _TOP, where, optional={"aliases"})
-    if record["schema"] != _SCHEMA:
+    if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
         raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {record['schema']!r}")
     for key in ("name", "title", "vendor", "family"):
-        if not isinstance(record[key], str):
-            raise ProfileError(f"{where}: {key}: must be text; got {record[key]!r}")
+        _text(record[key], f"{where}: {key}")
     aliases = record.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
         raise ProfileError(f"{where}: aliases: must be a list of text; got {aliases!r}")
@@ -251,8 +250,10 @@ def _device(record: Any, where: str) -> Device:
             hint = did_you_mean(dtype, _RATE_DTYPES)
             raise ProfileError(f"{where}: peak_flops: unknown dtype {dtype!r}{hint}")
     scalars: dict[str, Any] = {key: value(sheet[key], key) for key in _SCALARS if key in sheet}
-    if "multiprocessors" in scalars:
-        scalars["multiprocessors"] = int(scalars["multiprocessors"])
+    if (units := scalars.get("multiprocessors")) is not None:
+        if units != int(units):
+            raise ProfileError(f"{where}: multiprocessors: must be a whole number; got {units:g}")
+        scalars["multiprocessors"] = int(units)
     return Device(
         **{key: record[key] for key in ("name", "title", "vendor", "family")},
         aliases=tuple(aliases),
@@ -268,6 +269,8 @@ def _titles(sources: Any, where: str) -> dict[str, str]:
     titles = {}
     for key, source in sources.items():
         _keys(source, {"title", "url", "read"}, f"{where}: sources: {key}")
+        for part in ("title", "url"):
+            _text(source[part], f"{where}: sources: {key}: {part}")
         titles[key] = f"{source['title']}, {source['url']}, read {source['read']}"
     return titles
 
@@ -277,11 +280,18 @@ def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, st
     number = entry["value"]
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ProfileError(f"{where}: value: must be a number (as in 3.35e+12); got {number!r}")
-    if not (math.isfinite(number) and number > 0):
-        raise ProfileError(f"{where}: value: must be positive; got {number!r}")
+    if not 0 < number < 1e30:  # false for NaN; no rate or size is as large
+        raise ProfileError(f"{where}: value: must be positive and finite; got {str(number)[:20]}")
+    for part in ("quoted", "source", *(["note"] if "note" in entry else [])):
+        _text(entry[part], f"{where}: {part}")
     if entry["source"] not in titles:
         raise ProfileError(f"{where}: source: {entry['source']!r} is not among the file's sources")
     return float(number), f"{entry['quoted']} ({titles[entry['source']]})"
+
+
+def _text(value: Any, where: str) -> None:
+    if not isinstance(value, str):
+        raise ProfileError(f"{where}: must be text; got {value!r}")
 
 
 def _keys(mapping: Any, known: set[str], where: str, *, optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel import width
 from specmodel._version import __version__
-from specmodel.acceptance import Acceptance
+from specmodel.acceptance import Acceptance, warn_beyond
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
@@ -52,6 +52,7 @@ def speculate(
     L: ArrayLike = 0,
     T_h: float = 0.0,
     T_o: float = 0.0,
+    execution: Execution | None = None,
     **options: Unpack[ExecutionOptions],
 ) -> xr.Dataset:
     """Predict rounds over every combination of B, k and L.
@@ -67,8 +68,8 @@ def speculate(
         become scalar coordinates.
     T_h, T_o : float
         What a plain step and a round cost besides their passes. [s]
-    **options
-        Fields of `Execution`: level, tp, kv_reread, expert_overlap, efficiency.
+    execution : Execution, optional
+        Or its fields as keywords: level, tp, kv_reread, expert_overlap, efficiency.
 
     Returns
     -------
@@ -93,7 +94,7 @@ def speculate(
     """
     import xarray as xr
 
-    execution = Execution(**options)
+    how = Execution.of(execution, options)
     axes = {
         "B": real_array(B, "batch", low=1),
         "k": whole_array(np.asarray(list(k)) if isinstance(k, range) else k, "k", unit="token"),
@@ -101,15 +102,15 @@ def speculate(
     }
     batch, drafts, context = _outer(*axes.values())
     times = round_time(
-        device, target, drafter, B=batch, k=drafts, L=context, execution=execution, T_h=T_h, T_o=T_o
+        device, target, drafter, B=batch, k=drafts, L=context, execution=how, T_h=T_h, T_o=T_o
     )
     G = np.atleast_2d(tokens_per_round(acceptance, drafter, drafts[0, :, 0]))  # alpha, k
     alphas = np.atleast_1d(getattr(acceptance, "alpha", np.nan))
     G = G.T[None, :, None, :]
     S = np.where(drafts[..., None] > 0, G / times.cost[..., None], 1.0)
     best = width.best_of(S, axes["k"].reshape(-1), axis=1)
-    decode_star = critical_batch(device, target, L=context, execution=execution)
-    verify_star = critical_batch(device, target, W=drafts + 1, L=context, execution=execution)
+    decode_star = critical_batch(device, target, L=context, execution=how)
+    verify_star = critical_batch(device, target, W=drafts + 1, L=context, execution=how)
     values: dict[str, ArrayLike] = {
         "T_p": times.T_p,
         "T_v": times.T_v,
@@ -133,7 +134,7 @@ def speculate(
     dataset = xr.Dataset(
         {name: _variable(name, array, sizes) for name, array in values.items()},
         coords=coords,
-        attrs=_attrs(device, target, drafter, acceptance, execution),
+        attrs=_attrs(device, target, drafter, acceptance, how),
     )
     if np.ndim(getattr(acceptance, "alpha", 0.0)) == 0:
         dataset = dataset.squeeze("alpha", drop=True)
@@ -151,6 +152,7 @@ def best_width(
     k_max: int = 16,
     T_h: float = 0.0,
     T_o: float = 0.0,
+    execution: Execution | None = None,
     **options: Unpack[ExecutionOptions],
 ) -> xr.Dataset:
     """Return the best draft length ``k``, width ``W`` and speedup ``S`` over B and L.
@@ -169,8 +171,10 @@ def best_width(
             L=L,
             T_h=T_h,
             T_o=T_o,
+            execution=execution,
             **options,
         )
+    warn_beyond(acceptance, int(r["k_star"].max()))
     best = r[["k_star", "W_star", "S_star"]]
     return best.rename(k_star="k", W_star="W", S_star="S")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
-from specmodel.errors import DomainError, whole_array
+from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
 
 
@@ -70,11 +70,13 @@ def memory(
         Tensor-parallel degree of the target, and of the drafter unless it has its own.
     """
     ranks = int(whole_array(tp, "tp", low=1))
+    real_array(L, "context", low=0, unit="token")
+    whole_array(k, "k", unit="token")
     share = target.shard(ranks)
     longest = L + k + 1
     draft_weights = draft_kv = 0.0
     if drafter is not None:
-        own = drafter.tp or ranks
+        own = ranks if drafter.tp is None else drafter.tp
         held = drafter.weights(target)
         if held is not None:
             draft_weights = drafter.copies(k) * held.shard(own).weight_bytes
@@ -105,13 +107,25 @@ def devices_needed(
     of them fits.
     """
     for tp in range(1, _most_heads(target) + 1):
-        try:
-            need = memory(device, target, drafter, k=k, L=L, tp=tp)
-        except DomainError:
-            continue  # this degree does not divide the model
+        if not _divides(tp, target, drafter):
+            continue
+        need = memory(device, target, drafter, k=k, L=L, tp=tp)
         if need.total(batch) <= need.capacity:
             return tp
     return None
+
+
+def _divides(tp: int, target: Architecture, drafter: Drafter | None) -> bool:
+    """Return whether target and drafter can be sharded to this degree."""
+    parts = [target]
+    if drafter is not None and drafter.tp is None:
+        parts += [a for a in (drafter.weights(target), drafter.cache(target)) if a is not None]
+    try:
+        for part in parts:
+            part.shard(tp)
+    except DomainError:
+        return False
+    return True
 
 
 def _most_heads(target: Architecture) -> int:

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from specmodel.errors import DomainError
 from specmodel.report import Answer, Prediction
-from specmodel.roofline import critical_batch
 from specmodel.speculation import regime
-from specmodel.width import scan
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -166,18 +164,7 @@ def _speedup_by_batch(axes: Axes, result: Prediction, answer: Answer) -> None:
     ks = sorted(shown)
     ks = ks if len(ks) <= 5 else [ks[i] for i in np.linspace(0, len(ks) - 1, 5).astype(int)]
     best = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
-    S, drafts = scan(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        setup.acceptance,
-        B=batches,
-        L=answer.context,
-        k_max=max(shown),
-        execution=setup.execution,
-        T_h=setup.T_h,
-        T_o=setup.T_o,
-    )
+    S, drafts = setup.scan(batches, answer.context, max(shown))
     for i, k in enumerate(ks):
         axes.plot(batches, S[:, drafts == k], color=COLOURS[i], linewidth=1, label=f"k = {k}")
     envelope = [S[i, run.k] for i, run in enumerate(best)]
@@ -214,10 +201,8 @@ def _shade(axes: Axes, answer: Answer) -> None:
 def _regime_strip(axes: Axes, result: Prediction, answer: Answer, batches: Floats) -> None:
     """Colour a strip along the top by the regime at the best k (at k = 1 where it is off)."""
     setup = result.setup
-    widths = np.array([1, *range(2, 2 + max(run.k for run in answer.schedule) or 3)])
-    stars = critical_batch(
-        setup.device, setup.target, W=widths, L=answer.context, execution=setup.execution
-    )
+    widths = np.arange(1, max(1, *(run.k for run in answer.schedule)) + 2)
+    stars = setup.critical_batch(answer.context, widths)
     runs = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
     names = regime(batches, stars[[max(run.k, 1) for run in runs]], stars[0])
     edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(batches) - 1]

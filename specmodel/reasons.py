@@ -64,7 +64,7 @@ def _verification(
     if group == "experts":
         detail += f": expert coverage, {_coverage(target, batch, k, execution)}"
     elif group in ("weight GEMMs", "LM head"):
-        turn = gemm_turn_rows(device, target, execution)
+        turn = gemm_turn_rows(device, target, execution=execution)
         detail += f": {batch * (k + 1)} rows, weight GEMMs turn compute-bound at {turn:.0f}"
     elif group == "attention" and execution.kv_reread:
         detail += f": KV read {1 + execution.kv_reread * k:.2f} times"

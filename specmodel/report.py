@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from specmodel.acceptance import Acceptance
+from specmodel.acceptance import Acceptance, warn_beyond
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import ExtrapolationWarning
@@ -31,6 +33,7 @@ CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
 
 _FURTHEST_BATCH = 1024
+_FURTHEST_ASKED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,80 @@ class Setup:
     T_h: float = 0.0
     T_o: float = 0.0
 
+    def round(self, batch: int, context: int, k: int) -> RoundTime:
+        """Return the times of a round of k drafts."""
+        return round_time(
+            self.device,
+            self.target,
+            self.drafter,
+            B=batch,
+            k=k,
+            L=context,
+            execution=self.execution,
+            T_h=self.T_h,
+            T_o=self.T_o,
+        )
+
+    def scan(
+        self, batch: ArrayLike, context: int, k_max: int | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int_]]:
+        """Return S over k from 0 to `k_max` (its own by default) along a new last axis, and k."""
+        return scan(
+            self.device,
+            self.target,
+            self.drafter,
+            self.acceptance,
+            B=batch,
+            L=context,
+            k_max=self.k_max if k_max is None else k_max,
+            execution=self.execution,
+            T_h=self.T_h,
+            T_o=self.T_o,
+        )
+
+    def schedule(self, context: int, max_batch: int) -> tuple[Interval, ...]:
+        """Return the best k by batch (or the k asked for against off)."""
+        return schedule(
+            self.device,
+            self.target,
+            self.drafter,
+            self.acceptance,
+            L=context,
+            max_batch=max_batch,
+            k_max=self.k_max,
+            k=self.k,
+            execution=self.execution,
+            T_h=self.T_h,
+            T_o=self.T_o,
+        )
+
+    def tokens(self, k: int) -> float:
+        """Return G at k drafts."""
+        return float(tokens_per_round(self.acceptance, self.drafter, k))
+
+    def memory(self, k: int, context: int) -> Memory:
+        """Return what a deployment with k drafts takes; k = 0 is without the drafter."""
+        drafter = self.drafter if k else None
+        return memory(self.device, self.target, drafter, k=k, L=context, tp=self.execution.tp)
+
+    def devices_needed(self, batch: int, context: int, k: int) -> int | None:
+        """Return how many devices a deployment with k drafts takes."""
+        drafter = self.drafter if k else None
+        return devices_needed(self.device, self.target, drafter, batch=batch, k=k, L=context)
+
+    def critical_batch(self, context: int, W: ArrayLike) -> NDArray[np.float64]:
+        """Return the batch at which a pass over W positions turns compute-bound."""
+        return critical_batch(self.device, self.target, W=W, L=context, execution=self.execution)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """The largest batch that fits and its throughput; batch 0 where the weights do not fit."""
+
+    batch: int
+    k: int
+    tokens_per_second: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -62,6 +139,8 @@ class Answer:
         Best k by batch (or the given k against off).
     plain, with_drafter : Largest
         The largest batch that fits, and what it yields.
+    devices_needed : int or None
+        Devices that would hold the target and one sequence.
     best_loss : float
         Highest S of any k >= 1 where all of them lose; NaN where one pays. [-]
     """
@@ -70,16 +149,8 @@ class Answer:
     schedule: tuple[Interval, ...]
     plain: Largest
     with_drafter: Largest
+    devices_needed: int | None
     best_loss: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Largest:
-    """The largest batch that fits and its throughput; batch 0 where the weights do not fit."""
-
-    batch: int
-    k: int
-    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,88 +174,88 @@ def predict(setup: Setup) -> Prediction:
     """
     points: list[dict[str, Any]] = []
     why: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ExtrapolationWarning)
+    with extrapolations() as notes:
         answers = tuple(_answer(setup, context) for context in setup.contexts)
         for context in setup.contexts:
             for batch in setup.batches:
                 point, reason = _point(setup, batch, context)
                 points.append(point)
                 why.append(reason)
-    notes = sorted({str(w.message) for w in caught}, key=lambda text: (len(text), text))
     return Prediction(
-        setup=setup,
-        points=tuple(points),
-        answers=answers,
-        why=tuple(why),
-        warnings=tuple(notes[-1:]),  # one kind of warning, the furthest k says it all
+        setup=setup, points=tuple(points), answers=answers, why=tuple(why), warnings=tuple(notes)
     )
 
 
-def _round(setup: Setup, batch: int, context: int, k: int) -> RoundTime:
-    return round_time(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        B=batch,
-        k=k,
-        L=context,
-        execution=setup.execution,
-        T_h=setup.T_h,
-        T_o=setup.T_o,
-    )
+@contextmanager
+def extrapolations() -> Iterator[list[str]]:
+    """Collect how far acceptance was extrapolated; let other warnings through."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    found = []
+    for warning in caught:
+        if issubclass(warning.category, ExtrapolationWarning):
+            found.append(str(warning.message))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    notes += sorted(set(found), key=lambda text: (len(text), text))[-1:]
 
 
 def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]:
-    S, drafts = scan(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        setup.acceptance,
-        B=batch,
-        L=context,
-        k_max=max(setup.k_max, setup.k or 0),
-        execution=setup.execution,
-        T_h=setup.T_h,
-        T_o=setup.T_o,
-    )
-    upto = S[: setup.k_max + 1]
-    best = best_of(upto, drafts[: setup.k_max + 1])
+    """Return the fields of one point, and why they are so."""
+    S, drafts = setup.scan(batch, context, max(setup.k_max, setup.k or 0))
+    considered = S[: setup.k_max + 1]
+    best = best_of(considered, drafts[: setup.k_max + 1])
     k = int(best.k) if setup.k is None else setup.k
-    times = _round(setup, batch, context, k)
-    G = float(tokens_per_round(setup.acceptance, setup.drafter, k))
-    speed = float(S[k])
-    stars = [
-        float(critical_batch(setup.device, setup.target, W=W, L=context, execution=setup.execution))
-        for W in (1, k + 1)
-    ]
-    used = _memory(setup, k, context)
-    step = float(times.T_p + times.T_h)
-    even = float(alpha_break_even(times.cost, k, hit_rate=setup.drafter.hit_rate))
-    on = k or (int(np.argmax(upto[1:])) + 1 if setup.k_max and setup.k is None else 0)
+    warn_beyond(setup.acceptance, max(k, int(best.k)))
+    # where the answer is off, the break-evens and reasons are of the best k >= 1
+    on = k or (int(np.argmax(considered[1:])) + 1 if setup.k_max and setup.k is None else 1)
+    times = setup.round(batch, context, k)
+    used = setup.memory(k, context)
     point = {
         "batch": batch,
         "context": context,
         "k": k,
         "W": k + 1,
-        "G": G,
-        "T_p": float(times.T_p),
-        "T_v": float(times.T_v),
-        "T_d": float(times.T_d),
-        "T_h": float(times.T_h),
-        "T_o": float(times.T_o),
-        "round_cost": float(times.cost),
-        "S": speed,
-        "regime": str(regime(batch, stars[1], stars[0])),
-        "B_p_star": _finite(stars[0]),
-        "B_v_star": _finite(stars[1]),
-        "gemm_turn_rows": gemm_turn_rows(setup.device, setup.target, setup.execution),
+        "G": setup.tokens(k),
+        **_times(times, float(S[k]), batch),
+        **_critical(setup, batch, context, k),
         "k_star": int(best.k),
         "W_star": int(best.k) + 1,
         "S_star": float(best.S),
-        "verdict": _verdict(float(S[on])),
-        "alpha_break_even": _finite(even),
-        "T_d_break_even": float(draft_time_break_even(G, times)),
+        "verdict": _verdict(float(S[on]) if k or setup.k is None else 1.0),
+        **_break_even(setup, batch, context, on),
+        "memory_bytes": used.total(batch),
+        "max_batch": used.max_batch,
+        "fits": used.total(batch) <= used.capacity,
+        "devices_needed": setup.devices_needed(batch, context, k),
+        "speedup_by_k": [float(s) for s in S],
+        "time_shares": _shares(times),
+    }
+    reason = reasons(
+        setup.device,
+        setup.target,
+        setup.drafter,
+        setup.round(batch, context, on),
+        G=setup.tokens(on),
+        batch=batch,
+        k=on,
+        execution=setup.execution,
+        off=k == 0,
+    )
+    return point, reason
+
+
+def _times(times: RoundTime, speed: float, batch: int) -> dict[str, float]:
+    """Return times, speedup, throughput and the use of the device."""
+    step = float(times.T_p + times.T_h)
+    return {
+        **{name: float(getattr(times, name)) for name in ("T_p", "T_v", "T_d", "T_h", "T_o")},
+        "round_cost": float(times.cost),
+        "S": speed,
         "tokens_per_second_per_sequence": speed / step,
         "tokens_per_second": batch * speed / step,
         "mfu_decode": float(times.decode.mfu),
@@ -193,33 +264,29 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         "mbu_verify": float(times.verify.mbu),
         "intensity_decode": float(times.decode.intensity),
         "intensity_verify": float(times.verify.intensity),
-        "memory_bytes": used.total(batch),
-        "max_batch": used.max_batch,
-        "fits": used.total(batch) <= used.capacity,
-        "devices_needed": devices_needed(
-            setup.device, setup.target, setup.drafter if k else None, batch=batch, k=k, L=context
-        ),
-        "speedup_by_k": [float(s) for s in S],
-        "time_shares": _shares(times),
     }
-    shown = on or 1
-    reason = reasons(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        _round(setup, batch, context, shown),
-        G=float(tokens_per_round(setup.acceptance, setup.drafter, shown)),
-        batch=batch,
-        k=shown,
-        execution=setup.execution,
-        off=k == 0,
-    )
-    return point, reason
 
 
-def _memory(setup: Setup, k: int, context: int) -> Memory:
-    drafter = setup.drafter if k else None
-    return memory(setup.device, setup.target, drafter, k=k, L=context, tp=setup.execution.tp)
+def _critical(setup: Setup, batch: int, context: int, k: int) -> dict[str, Any]:
+    """Return critical batches (None: never) and the regime they put the batch in."""
+    decode, verify = (float(star) for star in setup.critical_batch(context, [1, k + 1]))
+    return {
+        "regime": str(regime(batch, verify, decode)),
+        "B_p_star": _finite(decode),
+        "B_v_star": _finite(verify),
+        "gemm_turn_rows": gemm_turn_rows(setup.device, setup.target, execution=setup.execution),
+    }
+
+
+def _break_even(setup: Setup, batch: int, context: int, k: int) -> dict[str, Any]:
+    """Return the (geometric) alpha and the draft time at which k drafts just pay."""
+    times = setup.round(batch, context, k)
+    alpha = float(alpha_break_even(times.cost, k, hit_rate=setup.drafter.hit_rate))
+    return {
+        "break_even_k": k,
+        "alpha_break_even": _finite(alpha),
+        "T_d_break_even": float(draft_time_break_even(setup.tokens(k), times)),
+    }
 
 
 def _verdict(speed: float) -> str:
@@ -241,67 +308,41 @@ def _shares(times: RoundTime) -> dict[str, float]:
 
 
 def _answer(setup: Setup, context: int) -> Answer:
-    plain = _memory(setup, 0, context).max_batch
-    furthest = max(*setup.batches, min(plain, _FURTHEST_BATCH), 1)
-    runs = schedule(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        setup.acceptance,
-        L=context,
-        max_batch=furthest,
-        k_max=setup.k_max,
-        k=setup.k,
-        execution=setup.execution,
-        T_h=setup.T_h,
-        T_o=setup.T_o,
-    )
+    plain = setup.memory(0, context).max_batch
+    asked = min(max(setup.batches), _FURTHEST_ASKED)
+    runs = setup.schedule(context, max(asked, min(plain, _FURTHEST_BATCH), 1))
     loss = np.nan
     if all(run.k == 0 for run in runs) and setup.k != 0 and setup.k_max:
-        S, _ = scan(
-            setup.device,
-            setup.target,
-            setup.drafter,
-            setup.acceptance,
-            B=np.asarray(setup.batches),
-            L=context,
-            k_max=setup.k_max if setup.k is None else setup.k,
-            execution=setup.execution,
-            T_h=setup.T_h,
-            T_o=setup.T_o,
-        )
+        S, _ = setup.scan(np.asarray(setup.batches), context, setup.k)
         loss = float(S[:, 1:].max() if setup.k is None else S[:, setup.k].max())
     return Answer(
         context=context,
         schedule=runs,
-        plain=_largest(setup, context, k=0),
-        with_drafter=_largest(setup, context, k=setup.k),
+        plain=_largest(setup, context, 0),
+        with_drafter=max(
+            (_largest(setup, context, k) for k in _candidates(setup)),
+            key=lambda largest: largest.tokens_per_second,
+        ),
+        devices_needed=setup.devices_needed(1, context, 0),
         best_loss=loss,
     )
 
 
-def _largest(setup: Setup, context: int, *, k: int | None) -> Largest:
-    """Return the largest batch that fits with k drafts (None: the best k at that batch)."""
-    chosen = setup.k_max if k is None else k
-    fits = _memory(setup, chosen, context).max_batch
+def _candidates(setup: Setup) -> range | tuple[int, ...]:
+    return range(1, setup.k_max + 1) if setup.k is None and setup.k_max else (setup.k or 0,)
+
+
+def _largest(setup: Setup, context: int, k: int) -> Largest:
+    """Return the largest batch that fits with k drafts, and its throughput."""
+    fits = setup.memory(k, context).max_batch
     if not fits:
-        return Largest(batch=0, k=chosen, tokens_per_second=0.0)
-    S, drafts = scan(
-        setup.device,
-        setup.target,
-        setup.drafter,
-        setup.acceptance,
-        B=fits,
-        L=context,
-        k_max=chosen,
-        execution=setup.execution,
-        T_h=setup.T_h,
-        T_o=setup.T_o,
-    )
-    if k is None and drafts.size > 1:
-        chosen = int(drafts[1:][np.argmax(S[1:])])
-    step = float(_round(setup, fits, context, 0).T_p) + setup.T_h
-    return Largest(batch=fits, k=chosen, tokens_per_second=fits * float(S[chosen]) / step)
+        return Largest(batch=0, k=k, tokens_per_second=0.0)
+    times = setup.round(fits, context, k)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)  # of candidates that are not chosen
+        speed = setup.tokens(k) / float(times.cost)
+    rate = fits * speed / float(times.T_p + times.T_h)
+    return Largest(batch=fits, k=k, tokens_per_second=rate)
 
 
 def _finite(value: float) -> float | None:

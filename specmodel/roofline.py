@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import Architecture
 from specmodel.costs import Operator, pass_operators
 from specmodel.dtypes import BYTES
-from specmodel.errors import DomainError, real_array
+from specmodel.errors import ConvergenceError, DomainError, real_array, whole_array
 from specmodel.hardware import Device
 
 Level = Literal["operators", "ideal"]
@@ -48,10 +48,10 @@ class Efficiency:
     def __post_init__(self) -> None:
         real_array(self.t_op, "t_op", low=0, unit="s")
         for name, value in (("eta_m", self.eta_m), ("eta_f", self.eta_f)):
-            real_array(value, name, low=0)
+            real_array(value, name, low=0, high=1)
             if value == 0:
                 raise DomainError(f"{name} must be > 0; got 0")
-        real_array(self.p, "p", low=1)
+        real_array(self.p, "p", low=1, finite=False)
 
 
 GENERIC = Efficiency(t_op=4e-6, eta_m=0.85, eta_f=0.75, p=2.5, basis="generic")
@@ -98,6 +98,9 @@ class Execution:
     def __post_init__(self) -> None:
         if self.level not in ("operators", "ideal"):
             raise DomainError(f"level must be operators or ideal; got {self.level!r}")
+        whole_array(self.tp, "tp", low=1)
+        real_array(self.kv_reread, "kv_reread", low=0, high=1)
+        real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
 
     @classmethod
     def of(cls, execution: Execution | None, options: ExecutionOptions) -> Execution:
@@ -221,7 +224,10 @@ def pass_time(
 
 
 def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
-    """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other."""
+    """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other.
+
+    Collectives are left out: the level stays a bound, and its closed forms hold at any tp.
+    """
     totals = _Totals(device, operators, DATASHEET, with_activations=False)
     memory = totals.weights + totals.rows
     T = np.maximum(memory, totals.compute)
@@ -232,7 +238,7 @@ def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
             share = np.where(
                 bound,
                 op.count * (np.asarray(op.weight_bytes) + op.kv_bytes) / device.memory_bandwidth,
-                op.count * np.asarray(op.flops) / device.flops(op.compute_dtype),
+                op.count * _arithmetic(device, op),
             )
             groups[op.group] = groups.get(op.group, 0.0) + share
     return totals.result(T, groups)
@@ -244,17 +250,27 @@ def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> Pa
     groups: dict[str, Floats] = {}
     for op in operators:
         if op.kind == "collective":
-            if device.link_bandwidth is None:
-                raise DomainError(f"{device.name} has no interconnect: tp must be 1; got {how.tp}")
-            busy = np.asarray(op.link_bytes) / (eff.eta_m * device.link_bandwidth)
+            busy = np.asarray(op.link_bytes) / (eff.eta_m * _link_bandwidth(device, how.tp))
         else:
             moved = np.asarray(op.weight_bytes) + op.kv_bytes + op.activation_bytes
             memory = moved / (eff.eta_m * device.memory_bandwidth)
-            compute = np.asarray(op.flops) / (eff.eta_f * device.flops(op.compute_dtype))
-            busy = p_norm(memory, compute, eff.p)
+            busy = p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
         groups[op.group] = groups.get(op.group, 0.0) + op.count * (eff.t_op + busy)
     totals = _Totals(device, operators, eff, with_activations=True)
     return totals.result(np.asarray(sum(groups.values())), groups)
+
+
+def _arithmetic(device: Device, op: Operator) -> Floats:
+    """Return the time of one run's FLOPs at the dense peak of their format. [s]"""
+    if op.compute_dtype is None:
+        return np.asarray(0.0)
+    return np.asarray(op.flops) / device.flops(op.compute_dtype)
+
+
+def _link_bandwidth(device: Device, tp: int) -> float:
+    if device.link is None:
+        raise DomainError(f"{device.name} has no interconnect: tp must be 1; got {tp}")
+    return device.link[1]
 
 
 class _Totals:
@@ -274,14 +290,7 @@ class _Totals:
         cached = sum((np.asarray(op.count) * op.kv_bytes for op in operators), zero)
         moved = sum((np.asarray(op.count) * op.activation_bytes for op in operators), zero)
         self.flops = np.asarray(sum((np.asarray(op.count) * op.flops for op in operators), zero))
-        peak = sum(
-            (
-                np.asarray(op.count) * op.flops / device.flops(op.compute_dtype)
-                for op in operators
-                if op.kind in ("gemm", "attention", "experts")
-            ),
-            zero,
-        )
+        peak = sum((op.count * _arithmetic(device, op) for op in operators), zero)
         self.peak_compute = np.asarray(peak)
         self.bytes = np.asarray(streamed + cached)
         self.bandwidth = bandwidth
@@ -315,19 +324,37 @@ def p_norm(a: ArrayLike, b: ArrayLike, p: float) -> Floats:
     return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
 
 
-def gemm_turn_rows(device: Device, architecture: Architecture, execution: Execution) -> float:
+def gemm_turn_rows(
+    device: Device,
+    architecture: Architecture,
+    *,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
+) -> float:
     r"""Return the rows at which a weight GEMM turns compute-bound, activations ignored.
 
     .. math:: \rho\,\frac{\eta_f}{\eta_m}\,\frac{s}{2}
+
+    with s and F of the layers' weights.
+
+    Returns
+    -------
+    float
+        Rows, batch times width. [-]
+
+    Raises
+    ------
+    DomainError
+        When the device lacks the weights' number format.
 
     Examples
     --------
     >>> import specmodel as sm
     >>> h100, llama = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
-    >>> round(gemm_turn_rows(h100, llama, Execution()), 1)
+    >>> round(gemm_turn_rows(h100, llama), 1)
     260.6
     """
-    dtype, eff = architecture.weight_dtype, execution.effective
+    dtype, eff = architecture.weight_dtype, Execution.of(execution, options).effective
     return device.rho(dtype) * eff.eta_f / eff.eta_m * BYTES[dtype] / 2
 
 
@@ -348,10 +375,25 @@ def critical_batch(
     N depends on the rows of the pass for an MoE; the root is found by fixed-point iteration
     from above, which is monotone because expert coverage is concave.
 
+    Parameters
+    ----------
+    device, architecture
+    W, L : array_like
+        Positions per sequence, context. [token] Broadcast.
+    execution : Execution, optional
+        Or its fields as keywords.
+
     Returns
     -------
     float or ndarray
         [-]; infinite where the pass never turns compute-bound.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+    ConvergenceError
+        When the iteration does not settle.
     """
     how = Execution.of(execution, options)
 
@@ -366,6 +408,6 @@ def critical_batch(
     for _ in range(500):
         update = at(batch).weights / safe
         if np.all(np.abs(update - batch) <= 1e-13 * update):
-            break
+            return np.where(bound, update, np.inf)
         batch = update
-    return np.where(bound, batch, np.inf)
+    raise ConvergenceError("the critical batch did not settle in 500 iterations")

@@ -8,7 +8,8 @@ The functions here broadcast plain arrays; `specmodel.speculate` labels them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,7 @@ from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import real_array, whole_array
 from specmodel.hardware import Device
-from specmodel.roofline import Execution, PassTime, critical_batch, pass_time
+from specmodel.roofline import Execution, ExecutionOptions, PassTime, critical_batch, pass_time
 
 Floats = NDArray[np.float64]
 
@@ -32,8 +33,9 @@ class RoundTime:
     decode, verify : PassTime
         The target's decode step, and its pass over W = k + 1 positions.
     T_p, T_v, T_d, T_h, T_o : ndarray
-        See DESIGN in the README's symbol table. T_v is the mean over rounds: a drafter that
-        finds nothing in a round leaves one row to verify. [s]
+        The plain step's pass, the verification pass, drafting, and what a plain step and a
+        round cost besides. T_v is the mean over rounds: a drafter that finds nothing in a
+        round leaves one row to verify (the whole batch finds or misses together). [s]
     T_d_groups : mapping of str to ndarray
         T_d by group of operators; host time under ``host``. [s]
     cost : ndarray
@@ -60,15 +62,24 @@ def draft_time(
     k: ArrayLike,
     L: ArrayLike = 0,
     execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> dict[str, Floats]:
     """Return the time of producing k drafts by group of operators; their sum is T_d. [s]
+
+    Parameters
+    ----------
+    device, target, drafter
+    B, k, L : array_like
+        Sequences [-], drafts [token], context [token]. Broadcast.
+    execution : Execution, optional
+        Or its fields as keywords.
 
     Raises
     ------
     DomainError
         When an argument is out of range or the drafter cannot be sharded.
     """
-    how = _drafter_execution(execution or Execution(), drafter)
+    how = _drafter_execution(Execution.of(execution, options), drafter)
     drafts = whole_array(k, "k", unit="token")
     groups: dict[str, Floats] = {}
     for one in drafter.passes(target, drafts):
@@ -91,13 +102,7 @@ def draft_time(
 def _drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
     if drafter.tp is None or drafter.tp == execution.tp:
         return execution
-    return Execution(
-        level=execution.level,
-        tp=drafter.tp,
-        kv_reread=execution.kv_reread,
-        expert_overlap=execution.expert_overlap,
-        efficiency=execution.efficiency,
-    )
+    return replace(execution, tp=drafter.tp)
 
 
 def round_time(
@@ -108,9 +113,10 @@ def round_time(
     B: ArrayLike,
     k: ArrayLike,
     L: ArrayLike = 0,
-    execution: Execution | None = None,
     T_h: ArrayLike = 0.0,
     T_o: ArrayLike = 0.0,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> RoundTime:
     """Return what a round of k drafts costs, and the plain step beside it.
 
@@ -119,22 +125,24 @@ def round_time(
     device, target, drafter
     B, k, L : array_like
         Sequences [-], drafts [token], context [token]. Broadcast.
-    execution : Execution, optional
     T_h, T_o : array_like
         What a plain step and a round cost besides their passes. [s] T_o is T_h at k = 0.
+    execution : Execution, optional
+        Or its fields as keywords.
 
     Raises
     ------
     DomainError
         When an argument is out of range.
     """
+    how = Execution.of(execution, options)
     drafts = whole_array(k, "k", unit="token")
     host = real_array(T_h, "T_h", low=0, unit="s")
     on = drafts > 0
     other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
-    decode = pass_time(device, target, B=B, L=L, execution=execution)
-    verify = pass_time(device, target, B=B, W=drafts + 1, L=L, execution=execution)
-    groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
+    decode = pass_time(device, target, B=B, L=L, execution=how)
+    verify = pass_time(device, target, B=B, W=drafts + 1, L=L, execution=how)
+    groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=how)
     T_d = np.asarray(sum(groups.values()))
     hit = drafter.hit_rate
     mean_verify = verify.T if hit == 1 else hit * verify.T + (1 - hit) * decode.T
@@ -224,7 +232,12 @@ def draft_time_break_even(G: ArrayLike, times: RoundTime) -> Floats:
 
 
 def context_where_infinite(
-    device: Device, target: Architecture, *, W: int = 1, execution: Execution | None = None
+    device: Device,
+    target: Architecture,
+    *,
+    W: int = 1,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> float:
     """Return the context from which on a pass over W positions never turns compute-bound. [token]
 
@@ -232,8 +245,10 @@ def context_where_infinite(
     """
     from scipy.optimize import brentq
 
+    how = Execution.of(execution, options)
+
     def slope(context: float) -> float:
-        one = pass_time(device, target, B=1.0, W=W, L=context, execution=execution)
+        one = pass_time(device, target, B=1.0, W=W, L=context, execution=how)
         return float(one.compute - one.rows)
 
     high = 1.0

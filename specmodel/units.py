@@ -1,4 +1,4 @@
-"""SI constants, and the few spellings of sizes that people type.
+"""The few spellings of sizes that people type.
 
 Inside the package everything is SI: seconds, bytes, FLOP/s, bytes/s. Units are
 converted only at the edges (command line, CSV headers, axis labels).
@@ -10,11 +10,6 @@ import math
 import re
 
 from specmodel.errors import DomainError
-
-MICRO = 1e-6
-MILLI = 1e-3
-GIGA = 1e9
-TERA = 1e12
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m)?\s*", re.IGNORECASE)
 _BINARY = {"": 1, "k": 1024, "m": 1024**2}

@@ -11,10 +11,16 @@ from typing import NamedTuple, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.acceptance import Acceptance, expected_tokens
+from specmodel.acceptance import Acceptance, expected_tokens, warn_beyond
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
-from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
+from specmodel.errors import (
+    ConvergenceError,
+    DomainError,
+    ExtrapolationWarning,
+    real_array,
+    whole_array,
+)
 from specmodel.hardware import Device
 from specmodel.roofline import Execution, ExecutionOptions
 from specmodel.speculation import round_time, tokens_per_round
@@ -32,6 +38,19 @@ class Best(NamedTuple):
 def best_of(S: ArrayLike, k: ArrayLike, *, axis: int = -1) -> Best:
     """Return the k with the highest S along an axis, ties to the smaller k; off unless S > 1.
 
+    Parameters
+    ----------
+    S : array_like
+        Speedup, one entry along `axis` for each of `k`. [-] Entries at k = 0 count as 1.
+    k : array_like of int
+        [token]
+    axis : int
+
+    Raises
+    ------
+    DomainError
+        When S is negative or NaN.
+
     Examples
     --------
     >>> k = np.arange(0, 21)
@@ -39,7 +58,7 @@ def best_of(S: ArrayLike, k: ArrayLike, *, axis: int = -1) -> Best:
     >>> int(best_of(S, k).k)
     8
     """
-    values = np.moveaxis(np.asarray(S, dtype=np.float64), axis, -1)
+    values = np.moveaxis(real_array(S, "S", low=0), axis, -1)
     drafts = whole_array(k, "k", unit="token").astype(int)
     order = np.argsort(drafts, kind="stable")
     values, drafts = values[..., order], drafts[order]
@@ -59,13 +78,33 @@ def scan(
     B: ArrayLike,
     L: ArrayLike = 0,
     k_max: int = 16,
-    execution: Execution | None = None,
     T_h: float = 0.0,
     T_o: float = 0.0,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
 ) -> tuple[Floats, NDArray[np.int_]]:
     """Return S for every k from 0 to `k_max` along a new last axis, and those k.
 
-    B and L broadcast; an acceptance record with axes of its own is not accepted here.
+    Extrapolated acceptance is not warned of here: whoever chooses a k from the scan does
+    (`specmodel.acceptance.warn_beyond`).
+
+    Parameters
+    ----------
+    device, target, drafter, acceptance
+        Acceptance without axes of its own.
+    B, L : array_like
+        Sequences [-], context [token]. Broadcast.
+    k_max : int
+        [token]
+    execution, T_h, T_o
+        As in `specmodel.speculation.round_time`.
+
+    Returns
+    -------
+    S : ndarray
+        Speedup, k last. [-]
+    k : ndarray of int
+        [token]
     """
     k = np.arange(int(whole_array(k_max, "k_max", low=0, unit="token")) + 1)
     times = round_time(
@@ -75,7 +114,7 @@ def scan(
         B=np.asarray(B, dtype=np.float64)[..., None],
         k=k,
         L=np.asarray(L, dtype=np.float64)[..., None],
-        execution=execution,
+        execution=Execution.of(execution, options),
         T_h=T_h,
         T_o=T_o,
     )
@@ -116,15 +155,17 @@ def width_closed_form(alpha: float, A: float, C: float) -> float:
         if not (np.isfinite(real_array(value, name)) and value > 0):
             raise DomainError(f"{name} must be finite and > 0; got {value:g}")
     a = -np.log(alpha)
-    y = 1 + a * A / C
-    if y < 700:
+    excess = a * A / C  # u - ln u = 1 + excess
+    if excess < 1e-8:  # the branch point: u = 1 + sqrt(2 excess), to rounding
+        return float(np.log1p(np.sqrt(2 * excess)) / a)
+    if excess < 700:
         from scipy.special import lambertw
 
-        u = float(-lambertw(-np.exp(-y), -1).real)
-    else:
-        u = y + np.log(y)
-    for _ in range(50):  # Newton on u - ln u = y; polishes the first, solves the second
-        step = (u - np.log(u) - y) / (1 - 1 / u)
+        u = float(-lambertw(-np.exp(-1 - excess), -1).real)
+    else:  # the exponential underflows
+        u = 1 + excess + np.log1p(excess)
+    for _ in range(50):  # Newton polishes the first and solves the second
+        step = (u - np.log(u) - 1 - excess) / (1 - 1 / u)
         u -= step
         if abs(step) <= 1e-15 * u:
             break
@@ -226,7 +267,27 @@ def schedule(
 ) -> tuple[Interval, ...]:
     """Return the best k for every batch from 1 to `max_batch`, run-length encoded.
 
-    With `k` given, only that k and off are compared.
+    With `k` given, only that k and off are compared. Warns (`ExtrapolationWarning`) when a chosen
+    k lies beyond what the acceptance was measured at.
+
+    Parameters
+    ----------
+    device, target, drafter, acceptance
+    L : float
+        Context. [token]
+    max_batch, k_max : int
+        Largest batch and draft length considered. [-], [token]
+    k : int, optional
+        The only draft length considered. [token]
+    T_h, T_o : float
+        What a plain step and a round cost besides their passes. [s]
+    execution : Execution, optional
+        Or its fields as keywords.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
     """
     batches = np.arange(1, int(whole_array(max_batch, "max_batch", low=1)) + 1)
     S, drafts = scan(
@@ -245,6 +306,7 @@ def schedule(
         S, drafts = S[:, [0, k]], drafts[[0, k]]
     best = best_of(S, drafts).k
     edges = np.flatnonzero(np.diff(best)) + 1
+    warn_beyond(acceptance, int(best.max()))
     starts, ends = [0, *edges.tolist()], [*edges.tolist(), batches.size]
     return tuple(
         Interval(first=int(batches[a]), last=int(batches[b - 1]), k=int(best[a]))
@@ -287,15 +349,19 @@ def best_policy(
     (12, 1)
     """
     weights = real_array(shares, "shares", low=0, high=1)
+    if np.shape(alphas) != weights.shape or not weights.sum() > 0:
+        raise DomainError("shares must be as many as alphas, and not all zero")
     k = np.arange(k_max + 1)
     G = expected_tokens(real_array(alphas, "alphas", low=0, high=1)[:, None], k)
     cost = np.asarray(T(k.astype(np.float64)), dtype=np.float64)
-    rate, chosen = 0.0, np.zeros(len(weights), dtype=int)
+    if not (cost > 0).all():
+        raise DomainError("T must be > 0 for every k")
+    rate = 0.0
     for _ in range(100):
         chosen = np.argmax(G - rate * cost, axis=1)
         picked = np.take_along_axis(G, chosen[:, None], axis=1)[:, 0]
         update = float(weights @ picked / (weights @ cost[chosen]))
         if update <= rate * (1 + 1e-15):
-            break
+            return Policy(k=tuple(int(c) for c in chosen), rate=rate)
         rate = update
-    return Policy(k=tuple(int(c) for c in chosen), rate=rate)
+    raise ConvergenceError("the policy's rate did not settle in 100 iterations")

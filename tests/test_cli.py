@@ -143,12 +143,15 @@ def test_schedule_sentence(run: Run) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_drafter_by_name(run: Run, kind: str) -> None:
     model = "deepseek-v3" if kind == "mtp" else "llama-3.1-8b"
-    result = run.json(
-        "predict", "--gpu", "h100", "--model", model, "--drafter", kind, "--batch", "1,32"
-    )
+    setup = ("predict", "--gpu", "h100", "--model", model, "--drafter", kind, "--batch", "1,32")
+    result = run.json(*setup, "--k", "3")
     assert result["inputs"]["drafter"] == kind
     assert "acceptance" in result["inputs"]["assumed"]
-    assert all(point["S"] >= 1 for point in result["points"])
+    for point in result["points"]:
+        assert point["W"] == 4
+        assert (point["T_d"] == 0) == (kind == "ngram")
+        assert point["T_v"] > point["T_p"]
+        assert point["S"] == pytest.approx(point["G"] / point["round_cost"], rel=1e-12)
 
 
 def test_a_users_own_files(run: Run, tmp_path: Path) -> None:
@@ -210,6 +213,62 @@ def test_lists(run: Run, what: str) -> None:
     assert tuple(names) == expected[what]
 
 
+@pytest.mark.parametrize("name", [n for n in sm.model_names() if "eagle3" not in n])
+def test_every_model_has_an_answer_by_default(run: Run, name: str) -> None:
+    (point,) = run.json("predict", "--gpu", "b200", "--model", name, "--batch", "1")["points"]
+    assert point["S"] >= 1
+
+
+def test_every_device_has_an_answer(run: Run) -> None:
+    for name in sm.device_names():
+        assert run.json("predict", "--gpu", name, "--batch", "1")["points"][0]["T_p"] > 0
+
+
+def test_a_device_without_bfloat16(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(MINIMAL_DEVICE.replace("bfloat16", "float16"))
+    base = ("predict", "--profile", str(tmp_path / "old.yaml"), "--batch", "1")
+    status, out, err = run(*base)
+    assert (status, out) == (2, "")
+    assert "x has no bfloat16 arithmetic (it has float16)" in err
+    for level in ("ideal", "operators"):
+        result = run.json(*base, "--dtype", "fp16", "--drafter", "draft-model", "--level", level)
+        assert result["points"][0]["T_p"] > 0
+
+
+def test_the_draft_model_runs_in_the_format_asked_for(run: Run) -> None:
+    base = ("predict", "--gpu", "h100", "--drafter", "draft-model", "--k", "3", "--batch", "1")
+    sixteen, wide = (run.json(*base, "--dtype", d)["points"][0]["T_d"] for d in ("bf16", "fp32"))
+    assert wide > 1.5 * sixteen
+
+
+def test_extrapolated_acceptance_is_noted(run: Run) -> None:
+    base = ("predict", "--gpu", "h100", "--batch", "1", "--acceptance-rates")
+    (note,) = run.json(*base, "0.9,0.8")["warnings"]
+    assert "measured up to k = 2" in note
+    (note,) = run.json(*base, "0.9,0.8", "--k", "2")["warnings"]  # the best k beside it
+    assert "asked for k = " in note
+    assert run.json(*base, "0.9,0.1,0.01")["warnings"] == []
+
+
+def test_break_evens_of_an_off_point_are_of_its_best_k(run: Run) -> None:
+    arguments = ("predict", "--gpu", "h100", "--alpha", "0.05", "--drafter", "draft-model")
+    (point,) = run.json(*arguments, "--batch", "1")["points"]
+    assert (point["k"], point["break_even_k"]) == (0, 1)
+    assert point["alpha_break_even"] > 0.05
+    assert 0 < point["T_d_break_even"] < point["T_p"]
+
+
+def test_the_largest_batch_is_of_the_k_it_yields(run: Run) -> None:
+    base = ("predict", "--gpu", "h100", "--drafter", "medusa")
+    (answer,) = run.json(*base)["answers"]
+    best = max(
+        (run.json(*base, "--k", str(k))["answers"][0] for k in range(1, 9)),
+        key=lambda a: a["tokens_per_second_at_max_batch_with_drafter"],
+    )
+    for name in ("max_batch_with_drafter", "tokens_per_second_at_max_batch_with_drafter"):
+        assert answer[name] == best[name]
+
+
 def test_show_model(run: Run) -> None:
     shown = run.json("show", "deepseek-v3")
     assert shown["total_params"] == 671_026_404_352
@@ -225,6 +284,10 @@ def test_plot_is_written(run: Run, tmp_path: Path) -> None:
     status, _, _ = run("predict", "--gpu", "h100", "--context", "1k,8k", "--plot", str(file))
     assert status == 0
     assert file.read_bytes().startswith(b"\x89PNG")
+    for off in (("--alpha", "0.02"), ("--k", "0")):  # nothing to shade but off
+        file.unlink()
+        assert run("predict", "--gpu", "h100", *off, "--plot", str(file))[0] == 0
+        assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_explain_prints_the_derivation(run: Run) -> None:
@@ -234,6 +297,31 @@ def test_explain_prints_the_derivation(run: Run) -> None:
     assert (status, err) == (0, "")
     for text in ("B_p* = N*rho*s/(c - kappa*rho)", "B_p* = 295.354", "= 2.7731", "LambertW"):
         assert text in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--model", "deepseek-v3"),
+        ("--drafter", "ngram", "--hit-rate", "0.3", "--batch", "256"),
+        ("--alpha", "0.01"),
+        ("--k", "0"),
+        ("--weights", "fp8", "--tp", "2"),
+    ],
+)
+def test_explain_agrees_with_predict(run: Run, arguments: tuple[str, ...]) -> None:
+    status, out, err = run("explain", "--gpu", "h100", *arguments)
+    assert (status, err) == (0, "")
+    (*_, line) = (x for x in out.splitlines() if x.startswith("   there at k"))
+    first = run.json("predict", "--gpu", "h100", *arguments)["points"][0]
+    assert f"k = {first['k']}: " in line
+    assert line.endswith(f"S = {first['S']:.4f}")
+    (shown,) = (x for x in out.splitlines() if x.startswith("   here regime"))
+    k = int(out.splitlines()[1].split("k = ")[1].split()[0])
+    if arguments[:1] != ("--k",):
+        ideal = run.json("predict", "--gpu", "h100", *arguments, "--level", "ideal", "--k", str(k))
+        assert shown.endswith(f"= {ideal['points'][0]['S']:.4f}")
 
 
 BASE = ("predict", "--gpu", "h100")
@@ -270,8 +358,13 @@ BAD = [
     ((*BASE, "--drafter", "mtp"), "carries no MTP block"),
     ((*BASE, "--drafter", "ngram", "--draft", "llama-3.2-1b"), "takes no draft model"),
     ((*BASE, "--drafter", "eagle3", "--draft", "llama-3.2-1b"), "cannot be the draft of"),
-    ((*BASE, "--model", "mistral-7b-v0.3", "--drafter", "draft-model"), "needs --draft MODEL"),
-    ((*BASE, "--hit-rate", "0.5"), "--hit-rate belongs to --drafter ngram"),
+    ((*BASE, "--drafter", "mtp", "--draft", "llama-3.1-8b-eagle3"), "an eagle3 head"),
+    ((*BASE, "--draft", "qwen3-0.6b"), "shares the target's tokenizer"),
+    ((*BASE, "--model", "llama-3.1-8b-eagle3"), "is a draft head: give it with --draft"),
+    ((*BASE, "--batch", "1-100000"), "batch range must go up"),
+    ((*BASE, "--alpha", "inf"), "alpha must be in [0, 1]; got inf"),
+    ((*BASE, "--model", "mistral-7b-v0.3", "--drafter", "parallel"), "needs a draft model for"),
+    ((*BASE, "--hit-rate", "0.5"), "hit_rate does not belong to drafter eagle3"),
     ((*BASE, "--drafter", "ngram", "--hit-rate", "2"), "hit rate must be in [0, 1]; got 2"),
     ((*BASE, "--tp", "3"), "tp must divide the 32 attention heads; got 3"),
     ((*BASE, "--tp", "0"), "tp must be >= 1; got 0"),
@@ -290,6 +383,34 @@ BAD = [
     (("list", "everything"), "everything"),
     (("explain", "--gpu", "h100", "--alpha", "2"), "alpha must be in [0, 1]"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", '{"model_type": "llama"', "not valid JSON"),
+        ("config.json", '{"model_type": "gpt9"}', "'gpt9' is not supported"),
+        ("config.json", "", "not valid JSON"),
+        ("config.json", "1" * 5000, "not valid JSON"),
+        ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "!!python/name:os.system"), "not valid YAML"),
+        ("x.yaml", MINIMAL_DEVICE.replace("value: 1.0e+12", "value: '1'"), "must be a number"),
+        ("x.yaml", MINIMAL_DEVICE.replace("source: s}", "source: [s]}"), "source: must be text"),
+        ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "9" * 400), "must be positive and finite"),
+    ],
+)
+def test_bad_files_are_one_line(
+    run: Run, tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    flag = "--model" if name == "config.json" else "--profile"
+    gpu = ("--gpu", "h100") if flag == "--model" else ()
+    for arguments in (("predict", *gpu, flag, str(file)), ("show", str(file))):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "")
+        assert message in err
+        assert str(file) in err
+        assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda x: " ".join(x)[:60])

@@ -48,13 +48,33 @@ def test_values_units_and_basis(h100: sm.Device, llama: sm.Architecture) -> None
 
 def test_best_width_is_the_scan(h100: sm.Device, llama: sm.Architecture) -> None:
     setup = (h100, llama, sm.Eagle3(), sm.MeanLength(2.25, k=3))
-    best = sm.best_width(*setup, B=[1, 8, 64, 256], L=2048)
+    with pytest.warns(sm.ExtrapolationWarning, match="asked for k = 4"):
+        best = sm.best_width(*setup, B=[1, 8, 64, 256], L=2048)
     with pytest.warns(sm.ExtrapolationWarning):
         r = sm.speculate(*setup, B=[1, 8, 64, 256], k=range(17), L=2048)
     np.testing.assert_array_equal(best.k, r.S.argmax("k"))
     np.testing.assert_array_equal(best.W, best.k + 1)
     np.testing.assert_allclose(best.S, r.S.max("k"))
     assert "k_star" not in best
+
+
+def test_a_choice_within_what_was_measured_does_not_warn(
+    h100: sm.Device, llama: sm.Architecture
+) -> None:
+    steep = sm.PerPosition([0.6, 0.1, 0.01])
+    best = sm.best_width(h100, llama, sm.Eagle3(), steep, B=[1, 8], L=2048)
+    assert int(best.k.max()) <= 3
+    runs = sm.schedule(h100, llama, sm.Eagle3(), steep, L=2048, max_batch=16)
+    assert max(run.k for run in runs) <= 3
+    with pytest.warns(sm.ExtrapolationWarning):
+        sm.schedule(h100, llama, sm.Eagle3(), sm.PerPosition([0.9]), L=2048, max_batch=4)
+
+
+def test_execution_or_its_fields(h100: sm.Device, llama: sm.Architecture) -> None:
+    setup = (h100, llama, sm.Eagle3(), sm.Geometric(0.7))
+    fields = sm.speculate(*setup, B=4, k=3, level="ideal", tp=2)
+    whole = sm.speculate(*setup, B=4, k=3, execution=sm.Execution(level="ideal", tp=2))
+    assert fields.S.item() == whole.S.item()
 
 
 def test_bad_axes(h100: sm.Device, llama: sm.Architecture) -> None:

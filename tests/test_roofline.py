@@ -66,7 +66,7 @@ def test_ideal_is_a_bound_and_hard_operators_lie_between(
         * max(
             float(np.asarray(op.weight_bytes) + op.kv_bytes + op.activation_bytes)
             / H100.memory_bandwidth,
-            float(op.flops) / H100.flops(op.compute_dtype),
+            float(op.flops) / H100.flops(op.compute_dtype or "bfloat16"),
         )
         for op in pass_operators(model, B=B, W=W, L=L)
     )
@@ -127,10 +127,15 @@ def test_critical_batch_is_where_the_two_sides_meet(name: str, W: int, L: int, l
 
 
 def test_moe_critical_batches_are_roots_not_a_ratio(llama: sm.Architecture) -> None:
-    for model, exact in ((llama, True), (sm.load_model("deepseek-v3"), False)):
-        stars = sm.critical_batch(H100, model, W=[1, 4], L=0, level="ideal")
-        ratio = float(stars[0] / stars[1])
-        assert (abs(ratio - 4) < 1e-9) == exact or abs(ratio - 4) < 1e-3
+    h20 = sm.load_device("h20")
+
+    def ratio(model: sm.Architecture) -> float:
+        stars = sm.critical_batch(h20, model, W=[1, 4], L=0, expert_overlap=0.9, level="ideal")
+        return float(stars[0] / stars[1])
+
+    assert ratio(llama) == pytest.approx(4, rel=1e-12)
+    # rows of a sequence that route alike touch fewer experts: verification turns earlier
+    assert ratio(sm.load_model("qwen3-30b-a3b")) > 4.001
 
 
 @given(a=st.floats(0, 1e3), b=st.floats(0, 1e3), p=st.floats(1, 50))

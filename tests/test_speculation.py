@@ -102,14 +102,14 @@ def test_self_speculation_runs_its_share_of_the_layers() -> None:
 
 
 def test_a_round_without_a_match_verifies_one_row() -> None:
-    always = round_time(H100, LLAMA, sm.NGram(), B=64, k=7, L=1000)
+    always = round_time(H100, LLAMA, sm.NGram(hit=1.0), B=64, k=7, L=1000)
     never = round_time(H100, LLAMA, sm.NGram(hit=0.0), B=64, k=7, L=1000)
     some = round_time(H100, LLAMA, sm.NGram(hit=0.25), B=64, k=7, L=1000)
     assert float(never.T_v) == float(never.T_p)
     mean = 0.25 * float(always.T_v) + 0.75 * float(never.T_v)
     assert float(some.T_v) == pytest.approx(mean, rel=1e-14)
     assert float(tokens_per_round(sm.Geometric(0.5), sm.NGram(hit=0.25), 2)) == 1 + 0.25 * 0.75
-    host = round_time(H100, LLAMA, sm.NGram(host=1e-3), B=64, k=[0, 7], L=1000)
+    host = round_time(H100, LLAMA, sm.NGram(hit=1.0, host_time=1e-3), B=64, k=[0, 7], L=1000)
     assert host.T_d.tolist() == [0, 1e-3]
 
 
@@ -188,6 +188,16 @@ def test_memory_by_hand() -> None:
     assert sparse.draft_kv == 512 * 131_072
 
 
+def test_a_drafter_with_its_own_tensor_parallel_degree() -> None:
+    alone = sm.DraftModel(SMALL, tp=1)
+    shared = round_time(H100, LLAMA, sm.DraftModel(SMALL), B=1, k=4, L=1000, tp=4)
+    single = round_time(H100, LLAMA, alone, B=1, k=4, L=1000, tp=4)
+    reference = round_time(H100, LLAMA, alone, B=1, k=4, L=1000)
+    assert float(single.T_d) == float(reference.T_d)
+    assert float(single.T_p) == float(shared.T_p) != float(reference.T_p)
+    assert memory(H100, LLAMA, alone, k=4, tp=4).draft_weights == 2 * 1_235_814_400
+
+
 def test_devices_needed() -> None:
     big = sm.load_model("llama-3.1-70b")
     assert memory(H100, big, L=1000).max_batch == 0
@@ -199,8 +209,12 @@ def test_devices_needed() -> None:
 
 def test_heads_of_another_model_are_refused() -> None:
     other = sm.load_model("qwen3-8b-eagle3")
-    with pytest.raises(sm.ArchitectureError, match="vocabulary of 151936"):
+    with pytest.raises(sm.ArchitectureError, match=r"vocabulary of 151936, llama-3\.1-8b one of"):
         round_time(H100, LLAMA, sm.Eagle3(other), B=1, k=2)
+    with pytest.raises(sm.ArchitectureError, match="an eagle3 head: it cannot be the draft of mtp"):
+        round_time(H100, LLAMA, sm.MTP(sm.load_model("llama-3.1-8b-eagle3")), B=1, k=2)
+    with pytest.raises(sm.ArchitectureError, match="vocabulary of 151936"):
+        round_time(H100, LLAMA, sm.DraftModel(sm.load_model("qwen3-0.6b")), B=1, k=2)
     wide = sm.load_model("llama-3.1-70b-eagle3")
     with pytest.raises(sm.ArchitectureError, match="takes features of width 8192"):
         round_time(H100, LLAMA, sm.Eagle3(wide), B=1, k=2)
@@ -210,6 +224,11 @@ def test_heads_of_another_model_are_refused() -> None:
     ("make", "message"),
     [
         (lambda: sm.NGram(hit=1.5), r"hit rate must be in \[0, 1\]"),
+        (lambda: sm.NGram(hit=0.5, host_time=-1), "host time must be >= 0"),
+        (lambda: sm.DraftModel(SMALL, tp=0), "the drafter's tp must be >= 1"),
+        (lambda: round_time(H100, LLAMA, sm.SelfSpeculative(0.001), B=1, k=1), "layers is none"),
+        (lambda: memory(H100, LLAMA, L=float("nan")), "context must be"),
+        (lambda: memory(H100, LLAMA, L=-1), "context must be"),
         (lambda: sm.SelfSpeculative(0.0), "layer fraction must be > 0"),
         (lambda: sm.SparseKV(0), "kv budget must be >= 1"),
         (lambda: round_time(H100, LLAMA, sm.Eagle3(), B=1, k=-1), "k must be >= 0 token; got -1"),

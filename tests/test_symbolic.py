@@ -10,6 +10,7 @@ import specmodel as sm
 from specmodel import symbolic as s
 from specmodel import width
 from specmodel.acceptance import expected_tokens
+from specmodel.explanation import explain
 from specmodel.report import Setup
 from specmodel.speculation import round_time
 
@@ -113,7 +114,7 @@ def test_explanation_holds_the_numbers_of_the_model(model: str, acceptance: obje
         contexts=(200,),
         k=3,
     )
-    text = s.explain(setup)
+    text = explain(setup)
     times = round_time(setup.device, setup.target, setup.drafter, B=8, k=3, L=200, execution=IDEAL)
     assert f"T_v = {float(times.T_v) * 1e3:.4g} ms" in text
     S = float(setup.acceptance.tokens(3) / times.cost)

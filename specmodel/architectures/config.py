@@ -65,11 +65,15 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
     """
     keys = Keys(values, where)
     classes = keys.raw("architectures", None) or []
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise keys.error("architectures", f"must be a list of class names; got {classes!r}")
     model_type = keys.text("model_type")
     if "LlamaForCausalLMEagle3" in classes:
         family: _Family = _eagle3
-    elif any(str(c).endswith(("DraftModel", "Eagle", "Eagle3")) for c in classes):
-        raise keys.error("architectures", f"draft head {classes[0]!r} is not supported")
+    elif any(not c.endswith("ForCausalLM") for c in classes) and model_type in _FAMILIES:
+        raise keys.error(
+            "architectures", f"{classes[0]!r} is not supported (it is no causal language model)"
+        )
     elif model_type in _FAMILIES:
         family = _FAMILIES[model_type]
     else:
@@ -91,7 +95,7 @@ def _load(file: Path) -> dict[str, Any]:
         raise ArchitectureError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ArchitectureError(f"{file}: cannot be read: {error}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArchitectureError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ArchitectureError(f"{file}: must hold a JSON object; got {type(values).__name__}")
@@ -109,10 +113,7 @@ def _common(keys: Keys, name: str, where: str) -> dict[str, Any]:
     if activation not in _ACTIVATIONS:
         raise keys.error("hidden_act", f"must be one of {sorted(_ACTIVATIONS)}; got {activation!r}")
     key = "dtype" if "dtype" in keys.values else "torch_dtype"
-    try:
-        dtype = canonical_dtype(keys.text(key), what=key)
-    except DomainError as error:
-        raise keys.error(key, str(error)) from None
+    dtype = _dtype(keys, key, keys.text(key))
     if dtype not in ACTIVATION_DTYPES:
         raise keys.error(key, f"must be one of {', '.join(ACTIVATION_DTYPES)}; got {dtype!r}")
     vocab = keys.whole("vocab_size")
@@ -134,9 +135,19 @@ def _common(keys: Keys, name: str, where: str) -> dict[str, Any]:
     }
 
 
+def _dtype(keys: Keys, key: str, value: object) -> str:
+    try:
+        return canonical_dtype(str(value), what=key)
+    except DomainError as error:
+        raise keys.error(key, str(error)) from None
+
+
 def _attention(keys: Keys, common: dict[str, Any], **kwargs: Any) -> Attention:
     heads = keys.whole("num_attention_heads")
-    kv_heads = keys.whole("num_key_value_heads", heads)
+    if keys.values["model_type"] == "llama":  # the one family whose default is one for each head
+        kv_heads = keys.whole("num_key_value_heads", heads)
+    else:
+        kv_heads = keys.whole("num_key_value_heads")
     head_dim = keys.whole_or_none("head_dim", None)
     if head_dim is None:
         if common["hidden_size"] % heads:
@@ -173,7 +184,7 @@ def _llama(keys: Keys, common: dict[str, Any]) -> Architecture:
 
 
 def _mistral(keys: Keys, common: dict[str, Any]) -> Architecture:
-    window = keys.whole_or_none("sliding_window", None)
+    window = keys.whole_or_none("sliding_window")
     layer = Layer(
         attention=_attention(keys, common, window=window),
         mlp=MLP(width=keys.whole("intermediate_size")),
@@ -201,11 +212,18 @@ def _routed(keys: Keys, *, experts: str, width: str, **kwargs: Any) -> MoE:
 
 
 def _qwen_windows(keys: Keys, layers: int) -> list[int | None]:
-    """Return each layer's window: Qwen slides it on layers from ``max_window_layers`` on."""
+    """Return each layer's window: as ``layer_types`` says, else from ``max_window_layers`` on."""
     window = keys.whole_or_none("sliding_window", None)
+    kinds = keys.raw("layer_types", None)
     first = keys.whole_or_none("max_window_layers", None, low=0)
-    if not keys.flag("use_sliding_window", False) or window is None:
+    slides = keys.flag("use_sliding_window", False) and window is not None
+    if not slides and (kinds is None or set(map(str, kinds)) == {"full_attention"}):
         return [None] * layers
+    if kinds is not None:
+        known = {"full_attention": None, "sliding_attention": window}
+        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+            raise keys.error("layer_types", f"must name {' or '.join(known)} for each layer")
+        return [known[kind] for kind in kinds]
     if first is None:
         raise keys.error("max_window_layers", "missing")
     return [window if i >= first else None for i in range(layers)]
@@ -358,7 +376,7 @@ def _with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
         architecture,
         weight_dtype="fp8",
         scale_block=block,
-        kv_dtype=canonical_dtype(kv, what="kv_cache_dtype") if kv else architecture.kv_dtype,
+        kv_dtype=_dtype(quant, "kv_cache_dtype", kv) if kv else architecture.kv_dtype,
     )
 
 

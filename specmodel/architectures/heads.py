@@ -25,11 +25,12 @@ EAGLE3_DRAFT_VOCAB = 32_000
 """Reduced draft vocabulary of published EAGLE-3 heads (SpecForge configurations)."""
 
 
-def eagle_head(target: Architecture) -> Architecture:
-    """Return an EAGLE head shaped like the target: one layer, 2H to H fusion at every pass.
+def eagle_head(target: Architecture, shape: Architecture | None = None) -> Architecture:
+    """Return an EAGLE head: one layer, 2H to H fusion at every pass.
 
     Its embedding and LM head are the target's. The layer has no input norm and the head no
-    final norm.
+    final norm. The layer is shaped like the target's, or like the last of `shape`, the
+    one-layer model that an EAGLE checkpoint's ``config.json`` describes.
 
     Raises
     ------
@@ -40,7 +41,7 @@ def eagle_head(target: Architecture) -> Architecture:
     ----------
     .. [1] Li et al., EAGLE, ICML 2024, arXiv:2401.15077.
     """
-    attention, mlp = _dense_parts(target, "eagle")
+    attention, mlp = _dense_parts(shape or target, "eagle")
     return _head(
         target,
         "EAGLE",
@@ -98,6 +99,7 @@ def eagle3_record(
     return Architecture(
         **common,
         layers=((first, 1),) if layers == 1 else ((first, 1), (rest, layers - 1)),
+        head_kind="eagle3",
         fusion=Fusion(inputs=3 * target_hidden, every_pass=False),
         own_embedding=False,
     )
@@ -137,6 +139,7 @@ def _head(target: Architecture, kind: str, **fields: Any) -> Architecture:
             "name": f"{kind} head for {target.name}",
             "source": f"derived from {target.name}",
             "model_type": kind.lower(),
+            "head_kind": kind.lower(),
             "own_embedding": False,
             "tied_embeddings": False,
             "weight_dtype": target.dtype,
@@ -152,13 +155,13 @@ def _dense_parts(target: Architecture, kind: str) -> tuple[Attention, MLP]:
     attention = target.layers[-1][0].attention
     if not isinstance(attention, Attention):
         raise ArchitectureError(
-            f"the {kind} head of {target.name} cannot be derived from it (its attention is "
-            f"{attention.kind}); give the head's own config.json with --draft"
+            f"an {kind} head cannot be derived from {target.name} (its attention is "
+            f"{attention.kind}): give the head's own config.json (--draft)"
         )
     if target.dense_width is None:
         raise ArchitectureError(
-            f"the {kind} head of {target.name} cannot be derived from it (no intermediate_size); "
-            "give the head's own config.json with --draft"
+            f"an {kind} head cannot be derived from {target.name} (no intermediate_size): "
+            "give the head's own config.json (--draft)"
         )
     plain = replace(attention, window=None, qkv_bias=False, output_bias=False, qk_norm=False)
     return plain, MLP(width=target.dense_width)

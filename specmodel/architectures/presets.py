@@ -12,9 +12,9 @@ from pathlib import Path
 
 from specmodel.architectures.config import from_dict, read_config
 from specmodel.architectures.records import Architecture
-from specmodel.errors import ArchitectureError, did_you_mean
+from specmodel.errors import ArchitectureError, UnknownNameError, did_you_mean
 
-_SUFFIXES = re.compile(r"-(instruct|chat|it|base|hf|bf16|fp16)(?=-|$)")
+_SUFFIXES = re.compile(r"-(instruct|chat|it|base|hf)(?=-|$)")
 
 
 @cache
@@ -54,7 +54,7 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
         raise ArchitectureError(f"{text}: no such file")
     name = _normalise(text)
     if name not in model_names():
-        raise ArchitectureError(f"unknown model {text!r}{did_you_mean(name, model_names())}")
+        raise UnknownNameError(f"unknown model {text!r}{did_you_mean(name, model_names())}")
     return _preset(name)
 
 

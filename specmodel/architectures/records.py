@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError
@@ -72,6 +73,11 @@ class Attention:
         return 2 * self.head_dim if self.qk_norm else 0
 
     @property
+    def normed_elements(self) -> int:
+        """Elements per row that norms inside the attention go over."""
+        return (self.heads + self.kv_heads) * self.head_dim if self.qk_norm else 0
+
+    @property
     def flops_per_pair(self) -> int:
         """FLOPs for one query position against one cached position."""
         return 4 * self.heads * self.head_dim
@@ -116,12 +122,17 @@ class LatentAttention:
     v_dim: int
     bias: bool = False
 
-    window: None = None
+    window: ClassVar[None] = None
 
     @property
     def kind(self) -> str:
         """The usual name of the variant."""
         return "MLA"
+
+    @property
+    def normed_elements(self) -> int:
+        """Elements per row that norms inside the attention go over."""
+        return self.norm_params
 
     @property
     def kv_elements(self) -> int:
@@ -175,10 +186,9 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """A feed-forward network, gated (SwiGLU: three matrices) or not (two)."""
+    """A gated feed-forward network (SwiGLU: three matrices)."""
 
     width: int
-    gated: bool = True
     bias: bool = False
 
     @property
@@ -188,9 +198,8 @@ class MLP:
 
     def linears(self, hidden: int) -> Iterator[Linear]:
         """Yield the weight matrices."""
-        up = self.width * (2 if self.gated else 1)
-        name = "gate and up" if self.gated else "up"
-        yield Linear(name=name, inputs=hidden, outputs=up, bias=up if self.bias else 0)
+        up = 2 * self.width
+        yield Linear(name="gate and up", inputs=hidden, outputs=up, bias=up if self.bias else 0)
         yield Linear(
             name="down", inputs=self.width, outputs=hidden, bias=hidden if self.bias else 0
         )
@@ -295,6 +304,8 @@ class Architecture:
         Of activations and unquantised weights, of quantised matrices, of the KV cache.
     scale_block : tuple of int or None
         A float32 scale for each such block of a quantised matrix; None: scales not counted.
+    head_kind : str or None
+        ``eagle``, ``eagle3``, ``mtp`` or ``medusa`` for a draft head, None for a whole model.
     fusion : Fusion or None
         Input fusion of a draft head.
     own_embedding, own_head : bool
@@ -321,6 +332,7 @@ class Architecture:
     weight_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     scale_block: tuple[int, int] | None = None
+    head_kind: str | None = None
     fusion: Fusion | None = None
     own_embedding: bool = True
     own_head: bool = True

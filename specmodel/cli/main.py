@@ -107,7 +107,7 @@ def predict(form: str, plot: str | None, **options: Any) -> None:
 def explain(**options: Any) -> None:
     """Derive the answer step by step with your numbers in it."""
     from specmodel.cli.setup import build
-    from specmodel.symbolic import explain as derive
+    from specmodel.explanation import explain as derive
 
     request = build(options)
     click.echo(derive(request.setup))

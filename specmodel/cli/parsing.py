@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from specmodel.errors import DomainError
 from specmodel.units import parse_count
 
 _RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
-_MOST = 100_000
+_MOST = 10_000
+
+Value = TypeVar("Value")
 
 
 def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
@@ -37,26 +41,26 @@ def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
     for value in values:
         if value < low:
             raise DomainError(f"{name} must be >= {low}; got {value}")
+    if len(values) > _MOST:
+        raise DomainError(f"{name} lists at most {_MOST:,} values; got {len(values):,}")
     return tuple(dict.fromkeys(values))
 
 
-def parse_number(text: str | None, *, name: str) -> float | None:
-    """Read a number; None stays None.
+def parse_number(text: str, *, name: str) -> float:
+    """Read a number.
 
     Raises
     ------
     DomainError
         When the text is not a number.
     """
-    if text is None:
-        return None
     try:
         return float(text)
     except ValueError:
         raise DomainError(f"{name} must be a number; got {text!r}") from None
 
 
-def parse_whole(text: str | None, *, name: str) -> int | None:
+def parse_whole(text: str, *, name: str) -> int:
     """Read a plain whole number (a sign is read, so that a negative one can be named).
 
     Raises
@@ -64,8 +68,6 @@ def parse_whole(text: str | None, *, name: str) -> int | None:
     DomainError
         When the text is not a whole number.
     """
-    if text is None:
-        return None
     try:
         return int(text)
     except ValueError:
@@ -80,6 +82,9 @@ def parse_rates(text: str) -> tuple[float, ...]:
     DomainError
         When a part is not a number.
     """
-    return tuple(
-        float(parse_number(part, name="acceptance rates") or 0.0) for part in text.split(",")
-    )
+    return tuple(parse_number(part, name="acceptance rates") for part in text.split(","))
+
+
+def optional(parse: Callable[..., Value], text: str | None, *, name: str) -> Value | None:
+    """Read a value where there is one."""
+    return None if text is None else parse(text, name=name)

@@ -11,7 +11,7 @@ from rich.table import Table
 from specmodel.architectures import Architecture, load_model, model_names
 from specmodel.cli.output import Out, cell, to_csv, to_json
 from specmodel.drafters import KINDS
-from specmodel.errors import ArchitectureError, DomainError, ProfileError, did_you_mean
+from specmodel.errors import DomainError, UnknownNameError, did_you_mean
 from specmodel.hardware import Device, device_names, load_device
 
 
@@ -122,14 +122,11 @@ def _find(name: str) -> Device | Architecture:
         return load_device(name) if name.endswith((".yaml", ".yml")) else load_model(name)
     if name.endswith((".yaml", ".yml", ".json")):
         raise DomainError(f"{name}: no such file")
-    try:
-        return load_device(name)
-    except ProfileError:
+    for load in (load_device, load_model):
         try:
-            return load_model(name)
-        except ArchitectureError as error:
-            if "unknown model" not in str(error):
-                raise
+            return load(name)
+        except UnknownNameError:
+            continue
     hint = did_you_mean(name, [*device_names(), *model_names()])
     raise DomainError(f"unknown GPU or model {name!r}{hint}")
 

@@ -10,7 +10,6 @@ from rich.table import Table
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
 from specmodel.cli.setup import Request
-from specmodel.memory import devices_needed
 from specmodel.report import Prediction, headline
 
 _MOST_REASONS = 12
@@ -21,7 +20,10 @@ def prediction_text(request: Request, result: Prediction, form: str) -> str:
     if form == "json":
         return to_json(_prediction_json(request, result))
     if form == "csv":
-        return to_csv(result.points)
+        names = ("gpu", "model", "drafter", "acceptance", "tp", "weights", "kv_dtype", "level")
+        echo = {name: request.inputs[name] for name in names}
+        echo |= {"basis": request.setup.execution.basis, "specmodel_version": __version__}
+        return to_csv([{**point, **echo} for point in result.points])
     return _prediction_table(request, result)
 
 
@@ -143,7 +145,7 @@ def _capacity(request: Request, answer: Any) -> str:
     plain, spec = answer.plain, answer.with_drafter
     if not plain.batch:
         setup = request.setup
-        need = devices_needed(setup.device, setup.target, batch=1, L=answer.context)
+        need = answer.devices_needed
         more = f"{need} would (--tp {need})" if need else "no --tp that divides it would"
         size = f"{setup.device.memory_capacity / 1e9:.0f} GB"
         return f"{setup.execution.tp} device(s) of {size} cannot hold it; {more}"
@@ -187,6 +189,10 @@ def _assumptions(out: Out, request: Request, result: Prediction) -> None:
         f"KV {inputs['kv_dtype']}; KV reread R = {inputs['kv_reread']:g}; "
         f"expert overlap {inputs['expert_overlap']:g}"
     )
+    link = request.setup.device.link
+    if request.setup.execution.tp > 1 and link is not None:
+        used = "left out at the ideal level" if inputs["level"] == "ideal" else f"over {link[0]}"
+        out.line(f"  all-reduces {used}, {link[1] / 1e9:.0f} GB/s a direction")
     out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
     if request.setup.execution.level == "operators":
         e = request.setup.execution.effective

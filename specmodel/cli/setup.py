@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from specmodel import defaults
 from specmodel.acceptance import Acceptance, Geometric, MeanLength, PerPosition
 from specmodel.architectures import Architecture, load_model
-from specmodel.cli.parsing import parse_counts, parse_number, parse_rates, parse_whole
+from specmodel.cli.parsing import (
+    optional,
+    parse_counts,
+    parse_number,
+    parse_rates,
+    parse_whole,
+)
+from specmodel.drafters import Drafter, DraftModel, Parallel
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, whole_array
 from specmodel.hardware import Device, load_device, read_device
 from specmodel.report import Setup
 from specmodel.roofline import Execution
+
+_MOST_DRAFTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,8 @@ def build(options: dict[str, Any]) -> Request:
     if not options["model"]:
         assumed["model"] = defaults.MODEL
     target = _dtypes(load_model(options["model"] or defaults.MODEL), options)
+    if target.head_kind is not None:
+        raise DomainError(f"{target.name} is a draft head: give it with --draft")
     draft = load_model(options["draft"]) if options["draft"] else None
     kind = options["drafter"]
     if kind is None:
@@ -47,27 +59,22 @@ def build(options: dict[str, Any]) -> Request:
         kind,
         target,
         draft=draft,
-        hit_rate=parse_number(options["hit_rate"], name="hit rate"),
-        layer_fraction=parse_number(options["layer_fraction"], name="layer fraction"),
-        kv_budget=parse_whole(options["kv_budget"], name="kv budget"),
+        hit_rate=optional(parse_number, options["hit_rate"], name="hit rate"),
+        layer_fraction=optional(parse_number, options["layer_fraction"], name="layer fraction"),
+        kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
     )
     assumed |= taken
+    drafter = _same_formats(drafter, options)
     k = None if options["k"] == "auto" else parse_whole(options["k"], name="k")
     k_max = parse_whole(options["k_max"], name="k_max")
     for name, value in (("k", k), ("k_max", k_max)):
         if value is not None:
-            whole_array(value, name, low=0, high=1000, unit="token")
+            whole_array(value, name, low=0, high=_MOST_DRAFTS, unit="token")
     acceptance = _acceptance(options, kind, k, assumed)
     tp = parse_whole(options["tp"], name="tp")
-    whole_array(1 if tp is None else tp, "tp", low=1)
     reread = parse_number(options["kv_reread"], name="kv_reread")
     overlap = parse_number(options["expert_overlap"], name="expert_overlap")
-    execution = Execution(
-        level=options["level"],
-        tp=tp or 1,
-        kv_reread=float(real_array(reread or 0.0, "kv_reread", low=0, high=1)),
-        expert_overlap=float(real_array(overlap or 0.0, "expert_overlap", low=0, high=1)),
-    )
+    execution = Execution(level=options["level"], tp=tp, kv_reread=reread, expert_overlap=overlap)
     setup = Setup(
         device=device,
         target=target,
@@ -77,7 +84,7 @@ def build(options: dict[str, Any]) -> Request:
         batches=parse_counts(options["batch"], name="batch", low=1),
         contexts=parse_counts(options["context"], name="context", low=0),
         k=k,
-        k_max=16 if k_max is None else k_max,
+        k_max=k_max,
     )
     held = drafter.weights(target)
     inputs = {
@@ -106,12 +113,18 @@ def _device(options: dict[str, Any]) -> Device:
     if options["profile"]:
         if options["gpu"]:
             raise DomainError("give --gpu or --profile, not both")
-        from pathlib import Path
-
         return read_device(Path(options["profile"]))
     if not options["gpu"]:
         raise DomainError("give --gpu NAME (see `specmodel list gpus`) or --profile FILE")
     return load_device(options["gpu"])
+
+
+def _same_formats(drafter: Drafter, options: dict[str, Any]) -> Drafter:
+    """Run a draft model in the activation and KV formats asked for, its weights as they are."""
+    if not isinstance(drafter, DraftModel | Parallel):
+        return drafter
+    formats = {**options, "weights": None}
+    return replace(drafter, architecture=_dtypes(drafter.architecture, formats))
 
 
 def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:
@@ -146,12 +159,16 @@ def _acceptance(
         assumed["acceptance"] = f"{typical.acceptance.label} ({typical.citation})"
         return typical.acceptance
     if given == ["alpha"]:
-        return Geometric(float(parse_number(options["alpha"], name="alpha") or 0.0))
+        return Geometric(parse_number(options["alpha"], name="alpha"))
     if given == ["acceptance_rates"]:
         return PerPosition(parse_rates(options["acceptance_rates"]))
-    measured = parse_whole(options["acceptance_k"], name="acceptance_k")
-    measured = k if measured is None else measured
+    measured = (
+        k
+        if options["acceptance_k"] is None
+        else parse_whole(options["acceptance_k"], name="acceptance_k")
+    )
     if measured is None:
         raise DomainError("--acceptance-length needs the k it was measured at: --acceptance-k N")
-    length = parse_number(options["acceptance_length"], name="acceptance length")
-    return MeanLength(float(length or 0.0), k=measured)
+    return MeanLength(
+        parse_number(options["acceptance_length"], name="acceptance length"), k=measured
+    )

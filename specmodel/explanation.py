@@ -1,0 +1,210 @@
+"""The derivation from T_p to k* in words and symbols, with a setup's numbers substituted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import sympy as sp
+
+from specmodel import symbolic as sy
+from specmodel.acceptance import Geometric, MeanLength
+from specmodel.report import Setup, extrapolations, predict
+from specmodel.roofline import Execution
+from specmodel.speculation import RoundTime, regime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    """What is substituted: one batch and context, at the ideal level."""
+
+    setup: Setup  # at the ideal level, with the k shown
+    times: RoundTime
+    following: RoundTime  # one draft more
+    values: dict[sp.Symbol, float]
+
+    @property
+    def k(self) -> int:
+        assert self.setup.k is not None  # noqa: S101 (set by `_numbers`)
+        return self.setup.k
+
+
+def explain(setup: Setup) -> str:
+    """Return the derivation with the numbers of the setup's first batch and context."""
+    with extrapolations() as notes:
+        lines = _derivation(setup)
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def _derivation(setup: Setup) -> list[str]:
+    first = replace(setup, batches=setup.batches[:1], contexts=setup.contexts[:1])
+    point = predict(first).points[0]
+    number = _numbers(first, int(point["k"] or point["break_even_k"]))
+    one = sp.Integer(1)
+    return [
+        f"{setup.target.name} on {setup.device.title}, batch {first.batches[0]}, context "
+        f"{first.contexts[0]}, {setup.drafter.kind}, {setup.acceptance.label}",
+        f"shown for k = {number.k}" + ("" if point["k"] else " (off is better here, see the end)"),
+        "",
+        "Ideal level: datasheet rates, memory and arithmetic overlap perfectly.",
+        "",
+        "1. What a pass moves and computes (per device)",
+        *_values(number),
+        "",
+        "2. A decode step takes the longer of streaming and arithmetic",
+        f"   T_p = max( {sy.memory_time(sy.kappa)}, {sy.compute_time(one)} )",
+        f"       = max( {_sides(number, verify=False)} ) ms",
+        "",
+        f"3. So does verifying W = k + 1 = {number.k + 1} positions, with kappa_v = {sy.kappa_v()}",
+        f"   T_v = max( {sy.memory_time()}, {sy.compute_time(sy.W)} )",
+        f"       = max( {_sides(number, verify=True)} ) ms",
+        "",
+        "4. The two are equal at the critical batch",
+        f"   B_v* = {sy.critical_batch_closed()}",
+        f"   B_p* = {sy.critical_batch_closed(one, sy.kappa)}",
+        *_critical(number),
+        "",
+        "5. A round commits G tokens: 1 + the chance that the first j drafts are all accepted",
+        *_tokens(number),
+        "",
+        "6. Speedup, T_o = 0",
+        *(f"   regime {name:3} S = {form}" for name, form in sy.speedup_by_regime().items()),
+        *_speedup(number),
+        "",
+        "7. The best width: G / (A + C W) is stationary where its derivative vanishes",
+        f"   W = {sy.stationary_width()}",
+        *_width(number),
+        f"   the exact scan of k = 0..{setup.k_max} ({setup.execution.level} level, basis "
+        f"{setup.execution.basis}): "
+        + (
+            f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
+        ),
+        f"   there at k = {point['k']}: "
+        + ", ".join(f"{name} = {point[name] * 1e3:.4g} ms" for name in ("T_p", "T_v", "T_d"))
+        + f", S = {point['S']:.4f}",
+    ]
+
+
+def _best(point: Mapping[str, Any]) -> str:
+    return f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
+
+
+def _numbers(setup: Setup, k: int) -> _Numbers:
+    ideal: Execution = replace(setup.execution, level="ideal")
+    shown = replace(setup, execution=ideal, k=k)
+    batch, context = setup.batches[0], setup.contexts[0]
+    times, following = (shown.round(batch, context, n) for n in (k, k + 1))
+    decode, bandwidth = times.decode, setup.device.memory_bandwidth
+    share = setup.target.shard(ideal.tp)
+    stored = share.weight_bytes / share.total_params
+    values = {
+        sy.B: float(batch),
+        sy.W: float(k + 1),
+        sy.s: stored,
+        sy.N: float(decode.weights) * bandwidth / stored,
+        sy.M: bandwidth,
+        sy.F: float(decode.flops / decode.compute),
+        sy.c: float(decode.flops) / batch,
+        sy.kappa: float(decode.rows) * bandwidth / batch,
+        sy.r: ideal.kv_reread,
+    }
+    return _Numbers(setup=shown, times=times, following=following, values=values)
+
+
+def _values(number: _Numbers) -> list[str]:
+    mixed = number.setup.target.weight_dtype != number.setup.target.dtype
+    peak = "dense peak, of the formats in use together" if mixed else "dense peak"
+    texts = {
+        sy.N: "weights streamed by a decode step",
+        sy.s: "bytes a weight",
+        sy.c: "FLOP a token, attention over the context included",
+        sy.kappa: "KV bytes read a sequence",
+        sy.F: f"FLOP/s, {peak}",
+        sy.M: "B/s, memory bandwidth",
+    }
+    lines = [f"   {symbol} = {number.values[symbol]:.6g} {text}" for symbol, text in texts.items()]
+    ratio = number.values[sy.F] / number.values[sy.M]
+    return [*lines, f"   rho = F / M = {ratio:.6g} FLOP/B"]
+
+
+def _sides(number: _Numbers, *, verify: bool) -> str:
+    """Return the two sides of a pass's maximum; an MoE's wider pass streams more weights."""
+    one = number.times.verify if verify else number.times.decode
+    return ", ".join(f"{float(t) * 1e3:.4g}" for t in (one.weights + one.rows, one.compute))
+
+
+def _stars(number: _Numbers) -> tuple[float, float]:
+    context = number.setup.contexts[0]
+    decode, verify = (float(x) for x in number.setup.critical_batch(context, [1, number.k + 1]))
+    return decode, verify
+
+
+def _critical(number: _Numbers) -> list[str]:
+    decode, verify = _stars(number)
+    never = "infinite: the denominator is <= 0, reading KV always takes longer"
+    lines = [
+        f"   {name} = " + (f"{star:.6g}" if np.isfinite(star) else never)
+        for name, star in (("B_v*", verify), ("B_p*", decode))
+    ]
+    if number.setup.target.routed_expert_params:
+        lines.append("   (N depends on the rows of the pass for an MoE, so these are roots)")
+    return lines
+
+
+def _tokens(number: _Numbers) -> list[str]:
+    alpha = _alpha(number.setup)
+    if alpha is not None:
+        lines = [f"   G = {sy.expected_tokens_closed()}, alpha = {alpha:.4g}"]
+        if number.k <= 8:
+            lines.append(f"     = {sy.expected_tokens(number.k)}")
+    else:
+        rates = np.asarray(number.setup.acceptance.rates(number.k))
+        lines = ["   a_j = " + ", ".join(f"{a:.4g}" for a in rates)]
+    hit = number.setup.drafter.hit_rate
+    if hit < 1:
+        lines.append(f"   drafts are found in {hit:g} of rounds; the others commit one token")
+    return [*lines, f"     = {number.setup.tokens(number.k):.4f}"]
+
+
+def _alpha(setup: Setup) -> float | None:
+    """Return the alpha of a geometric law, None for any other."""
+    law = setup.acceptance
+    if isinstance(law, Geometric | MeanLength) and np.ndim(law.alpha) == 0:
+        return float(np.asarray(law.alpha))
+    return None
+
+
+def _speedup(number: _Numbers) -> list[str]:
+    t, G = number.times, number.setup.tokens(number.k)
+    decode, verify = _stars(number)
+    name = str(regime(number.setup.batches[0], verify, decode))
+    T_p, T_v, T_d = (float(x) * 1e3 for x in (t.T_p, t.T_v, t.T_d))
+    hit = number.setup.drafter.hit_rate
+    lines = [f"   T_p = {T_p:.4g} ms, T_v = {T_v:.4g} ms, T_d = {T_d:.4g} ms"]
+    if hit < 1:
+        lines.append(f"   (T_v over all rounds: {hit:g} of them verify W rows, the others one)")
+    lines.append(
+        f"   here regime {name}: S = {G:.4f} x {T_p:.4g} / ({T_d:.4g} + {T_v:.4g}) = "
+        f"{G / float(t.cost):.4f}"
+    )
+    if name == "III" and hit == 1:
+        lines.append(f"   compute-bound: S <= G / W = {G / (number.k + 1):.4f} <= 1")
+    return lines
+
+
+def _width(number: _Numbers) -> list[str]:
+    """Return the closed form on the affine piece around k, where the law is geometric."""
+    alpha = _alpha(number.setup)
+    cost, following = (float(t.T_d + t.T_v) for t in (number.times, number.following))
+    slope = following - cost
+    fixed = cost - slope * (number.k + 1)
+    if alpha is None or not 0 < alpha < 1 or slope <= 0 or fixed <= 0:
+        return []
+    at = {sy.alpha: alpha, sy.A: fixed, sy.C: slope}
+    W = float(sp.re(sy.stationary_width().subs(at).evalf(30)))
+    return [
+        f"   ideal level, around k = {number.k}: A = {fixed * 1e3:.4g} ms, C = {slope * 1e3:.4g} "
+        f"ms, so W = {W:.4g} (k = {W - 1:.4g} before rounding)"
+    ]
