@@ -317,8 +317,8 @@ class BetaMixture(_FromRates):
         if self.over == "rounds":
             return np.asarray(np.cumprod((self.x + i) / (self.x + self.y + i)))
         alpha, weight = self._nodes()
-        rounds = (weight / Geometric(alpha).tokens(k))[:, None]
-        pooled = (rounds * alpha[:, None] ** (i + 1)).sum(axis=0) / rounds.sum()
+        rounds = weight / expected_tokens(alpha, k)
+        pooled = rounds @ alpha[:, None] ** (i + 1) / rounds.sum()
         return np.asarray(pooled, dtype=np.float64)
 
     def tokens(self, k: ArrayLike) -> Floats:
@@ -329,21 +329,23 @@ class BetaMixture(_FromRates):
             G = np.concatenate([[1.0], 1.0 + np.cumsum(self.rates(top))])
         else:
             alpha, weight = self._nodes()
-            rounds = weight[:, None] / Geometric(alpha).tokens(np.arange(top + 1))
-            G = np.asarray(weight.sum() / rounds.sum(axis=0))
+            G = 1 / (weight @ (1 / Geometric(alpha).tokens(np.arange(top + 1))))
+            G[0] = 1.0  # exactly, not to rounding
         return np.take(G, wanted)
 
     def _nodes(self) -> tuple[Floats, Floats]:
-        """Return Gauss-Jacobi nodes on [0, 1] and their weights."""
-        from scipy.special import roots_jacobi
+        """Return values of alpha and weights that integrate over the mixture.
 
-        with np.errstate(divide="ignore", invalid="ignore"):  # inside scipy, at x + y = 1
-            node, weight = roots_jacobi(64, self.y - 1, self.x - 1)
-        if not (np.isfinite(node).all() and np.isfinite(weight).all()):
-            raise DomainError(
-                f"a mixture over requests needs moderate shapes; got x = {self.x:g}, y = {self.y:g}"
-            )
-        return np.asarray((node + 1) / 2), np.asarray(weight)
+        With alpha = 1/(1 + exp(-t)) the density is smooth on the whole line and falls off
+        exponentially at both ends, where the trapezoidal rule converges exponentially.
+        """
+        spread = 12 * np.sqrt(1 / self.x + 1 / self.y)
+        centre = np.log(self.x / self.y)
+        t = np.linspace(centre - spread - 45 / self.x, centre + spread + 45 / self.y, 20_001)
+        log_alpha, log_rest = -np.logaddexp(0, -t), -np.logaddexp(0, t)
+        density = self.x * log_alpha + self.y * log_rest
+        weight = np.exp(density - density.max())
+        return np.exp(log_alpha), weight / weight.sum()
 
 
 def warn_beyond(acceptance: Acceptance, k: int) -> None:

@@ -67,10 +67,10 @@ def test_alpha_for_tokens_inverts(alpha: float, k: int) -> None:
 
 
 def test_a_point_mass_mixture_is_geometric() -> None:
-    narrow = sm.BetaMixture(7e6, 3e6)
-    np.testing.assert_allclose(
-        narrow.tokens([1, 4, 9]), sm.Geometric(0.7).tokens([1, 4, 9]), rtol=1e-5
-    )
+    for over in ("rounds", "requests"):
+        narrow = sm.BetaMixture(7e6, 3e6, over=over)
+        expected = sm.Geometric(0.7).tokens([1, 4, 9])
+        np.testing.assert_allclose(narrow.tokens([1, 4, 9]), expected, rtol=1e-5)
 
 
 def test_harmonic_mean_is_what_requests_measure() -> None:
@@ -81,6 +81,17 @@ def test_harmonic_mean_is_what_requests_measure() -> None:
     assert float(sm.BetaMixture(7, 3, over="requests").tokens(4)) == pytest.approx(
         1 / rounds.mean(), rel=2e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [(0.5, 0.5), (0.5000000000000001, 0.5), (7, 3), (200, 90), (0.05, 3)]
+)
+def test_mixture_over_requests_against_quantiles(x: float, y: float) -> None:
+    from scipy.special import betaincinv
+
+    alpha = betaincinv(x, y, (np.arange(200_000) + 0.5) / 200_000)
+    pooled = 1 / np.mean(1 / expected_tokens(alpha, 5))
+    assert float(sm.BetaMixture(x, y, over="requests").tokens(5)) == pytest.approx(pooled, rel=1e-4)
 
 
 def test_histogram_counts_accepted_drafts() -> None:
