@@ -15,7 +15,13 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
+from specmodel.errors import (
+    DomainError,
+    ExtrapolationWarning,
+    real_array,
+    unwrap,
+    whole_array,
+)
 
 Floats = NDArray[np.float64]
 
@@ -398,7 +404,7 @@ def expected_tokens(alpha: ArrayLike, k: ArrayLike) -> Floats:
     total = np.ones(a.shape)
     for step in range(int(n.max(initial=0))):  # Horner's rule: exact at alpha 0 and 1, and at k = 0
         total = np.where(step < n, 1.0 + a * total, total)
-    return total
+    return unwrap(total)
 
 
 def alpha_for_tokens(G: ArrayLike, k: ArrayLike) -> Floats:
@@ -431,7 +437,7 @@ def alpha_for_tokens(G: ArrayLike, k: ArrayLike) -> Floats:
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     root = np.where(wanted <= 1, 0.0, np.where(wanted >= n + 1, 1.0, high))
     result = np.where(wanted > n + 1, np.nan, root)
-    return np.asarray(result)
+    return unwrap(result)
 
 
 def alpha_from_distributions(p: ArrayLike, q: ArrayLike) -> Floats:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel.architectures import Architecture, LatentAttention, Layer, Linear, MoE
 from specmodel.dtypes import BYTES
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
 Kind = Literal["gemm", "attention", "experts", "elementwise", "collective"]
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ def experts_touched(experts: ArrayLike, top_k: ArrayLike, tokens: ArrayLike) -> 
     every = np.where(t > 0, e, 0.0)
     share = np.where(k < e, k / e, 0.5)  # top_k = E touches all: its logarithm is not needed
     spread = -e * np.expm1(t * np.log1p(-share))
-    return np.where(k == e, every, np.where(t == 1, k, spread))
+    return unwrap(np.where(k == e, every, np.where(t == 1, k, spread)))
 
 
 def pass_operators(

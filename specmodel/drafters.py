@@ -259,8 +259,8 @@ class Parallel(Drafter):
 class NGram(Drafter):
     """Prompt lookup: no device pass; `hit` is the share of rounds that find a match. [-]
 
-    A round without a match verifies one row, as a plain decode step does. The sequences of a
-    batch are taken to find or miss together.
+    A sequence without a match verifies one row, as in a plain decode step; sequences find
+    theirs independently.
 
     References
     ----------
@@ -287,6 +287,9 @@ class NGram(Drafter):
 @dataclass(frozen=True, slots=True)
 class SelfSpeculative(Drafter):
     """The target's own first layers as the drafter (LayerSkip): weights and KV are shared.
+
+    Verification is costed as a full pass; that it could reuse the drafted layers' KV of the
+    accepted tokens is left out.
 
     Parameters
     ----------

@@ -91,6 +91,12 @@ def whole_array(
     return array
 
 
+def unwrap(array: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a scalar for a 0-d array, anything else unchanged: scalar in, scalar out."""
+    result: NDArray[np.float64] = np.asarray(array)[()]
+    return result
+
+
 def _range(low: float, high: float) -> str:
     if np.isfinite(low) and np.isfinite(high):
         return f"in [{low:g}, {high:g}]"

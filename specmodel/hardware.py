@@ -87,7 +87,7 @@ class Device:
         """
         if dtype not in self.peak_flops:
             has = ", ".join(self.peak_flops)
-            raise DomainError(f"{self.name} has no {dtype} arithmetic (it has {has})")
+            raise DomainError(f"{self.name} has no {dtype} arithmetic (it has {has}: use one)")
         return self.peak_flops[dtype]
 
     def rho(self, dtype: str) -> float:
@@ -280,8 +280,8 @@ def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, st
     number = entry["value"]
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ProfileError(f"{where}: value: must be a number (as in 3.35e+12); got {number!r}")
-    if not 0 < number < 1e30:  # false for NaN; no rate or size is as large
-        raise ProfileError(f"{where}: value: must be positive and finite; got {str(number)[:20]}")
+    if not 1 <= number < 1e30:  # false for NaN; in SI no rate, size or count is as small or large
+        raise ProfileError(f"{where}: value: must be from 1 to 1e30; got {str(number)[:20]}")
     for part in ("quoted", "source", *(["note"] if "note" in entry else [])):
         _text(entry[part], f"{where}: {part}")
     if entry["source"] not in titles:

@@ -17,7 +17,7 @@ from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
 from specmodel.hardware import Device
 from specmodel.roofline import Execution, ExecutionOptions, critical_batch
-from specmodel.speculation import regime, round_time, tokens_per_round
+from specmodel.speculation import mean_width, regime, round_time, tokens_per_round
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -95,6 +95,9 @@ def speculate(
     import xarray as xr
 
     how = Execution.of(execution, options)
+    for name, value in (("T_h", T_h), ("T_o", T_o)):
+        if real_array(value, name, low=0, unit="s").ndim:
+            raise DomainError(f"{name} must be one number")
     axes = {
         "B": real_array(B, "batch", low=1),
         "k": whole_array(np.asarray(list(k)) if isinstance(k, range) else k, "k", unit="token"),
@@ -110,7 +113,9 @@ def speculate(
     S = np.where(drafts[..., None] > 0, G / times.cost[..., None], 1.0)
     best = width.best_of(S, axes["k"].reshape(-1), axis=1)
     decode_star = critical_batch(device, target, L=context, execution=how)
-    verify_star = critical_batch(device, target, W=drafts + 1, L=context, execution=how)
+    verify_star = critical_batch(
+        device, target, W=mean_width(drafter, drafts), L=context, execution=how
+    )
     values: dict[str, ArrayLike] = {
         "T_p": times.T_p,
         "T_v": times.T_v,
@@ -167,7 +172,7 @@ def best_width(
             drafter,
             acceptance,
             B=B,
-            k=range(k_max + 1),
+            k=range(int(whole_array(k_max, "k_max", unit="token")) + 1),
             L=L,
             T_h=T_h,
             T_o=T_o,
@@ -182,8 +187,8 @@ def best_width(
 def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Reshape each axis so that they broadcast against one another."""
     for axis in axes:
-        if axis.ndim > 1:
-            raise DomainError("B, k and L must be scalars or one-dimensional")
+        if axis.ndim > 1 or not axis.size:
+            raise DomainError("B, k and L must be scalars or one-dimensional, and not empty")
     return list(np.meshgrid(*axes, indexing="ij", sparse=True))
 
 
@@ -214,6 +219,8 @@ def _attrs(
         "level": execution.level,
         "tp": execution.tp,
         "kv_reread": execution.kv_reread,
+        "expert_overlap": execution.expert_overlap,
+        "hit_rate": drafter.hit_rate,
         "basis": execution.basis,
         "specmodel_version": __version__,
     }

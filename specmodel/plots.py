@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette."""
 
 _MARKERS = "osD^vP*"
+_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def speedup(result: xr.Dataset, *, ax: Axes | None = None, **line: Any) -> Axes:
@@ -150,6 +152,10 @@ def save(figure: Figure, file: str | os.PathLike[str]) -> None:
     DomainError
         When the ending is unknown or the file cannot be written.
     """
+    if Path(file).suffix.lower() not in _SUFFIXES:
+        raise DomainError(
+            f"cannot write {os.fspath(file)}: a figure ends in {', '.join(_SUFFIXES)}"
+        )
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from specmodel.speculation import (
     RoundTime,
     alpha_break_even,
     draft_time_break_even,
+    mean_width,
     regime,
     round_time,
     tokens_per_round,
@@ -83,8 +85,8 @@ class Setup:
             T_o=self.T_o,
         )
 
-    def schedule(self, context: int, max_batch: int) -> tuple[Interval, ...]:
-        """Return the best k by batch (or the k asked for against off)."""
+    def schedule(self, context: int, max_batch: int, *, in_memory: bool) -> tuple[Interval, ...]:
+        """Return the best k by batch (or the k asked for against off), within memory or not."""
         return schedule(
             self.device,
             self.target,
@@ -94,6 +96,7 @@ class Setup:
             max_batch=max_batch,
             k_max=self.k_max,
             k=self.k,
+            fits=(lambda k: self.memory(k, context).max_batch) if in_memory else None,
             execution=self.execution,
             T_h=self.T_h,
             T_o=self.T_o,
@@ -141,6 +144,8 @@ class Answer:
         The largest batch that fits, and what it yields.
     devices_needed : int or None
         Devices that would hold the target and one sequence.
+    memory_ends_it : bool
+        Whether the last run that is on ends because the drafter no longer fits.
     best_loss : float
         Highest S of any k >= 1 where all of them lose; NaN where one pays. [-]
     """
@@ -150,6 +155,7 @@ class Answer:
     plain: Largest
     with_drafter: Largest
     devices_needed: int | None
+    memory_ends_it: bool
     best_loss: float
 
 
@@ -182,8 +188,23 @@ def predict(setup: Setup) -> Prediction:
                 points.append(point)
                 why.append(reason)
     return Prediction(
-        setup=setup, points=tuple(points), answers=answers, why=tuple(why), warnings=tuple(notes)
+        setup=setup,
+        points=tuple(points),
+        answers=answers,
+        why=tuple(why),
+        warnings=(*notes, *_limits(setup, points)),
     )
+
+
+def _limits(setup: Setup, points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return notes on answers at a limit that was set, not found."""
+    notes = []
+    longest, most = max(setup.contexts), setup.target.max_positions
+    if most is not None and longest > most:
+        notes.append(f"context {longest} is beyond the {most} positions {setup.target.name} is for")
+    if setup.k is None and setup.k_max and any(p["k_star"] == setup.k_max for p in points):
+        notes.append(f"the best k is the largest considered, {setup.k_max} (k_max)")
+    return notes
 
 
 @contextmanager
@@ -207,12 +228,11 @@ def extrapolations() -> Iterator[list[str]]:
 def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]:
     """Return the fields of one point, and why they are so."""
     S, drafts = setup.scan(batch, context, max(setup.k_max, setup.k or 0))
-    considered = S[: setup.k_max + 1]
-    best = best_of(considered, drafts[: setup.k_max + 1])
+    best = best_of(S, drafts)
     k = int(best.k) if setup.k is None else setup.k
     warn_beyond(setup.acceptance, max(k, int(best.k)))
     # where the answer is off, the break-evens and reasons are of the best k >= 1
-    on = k or (int(np.argmax(considered[1:])) + 1 if setup.k_max and setup.k is None else 1)
+    on = k or (int(np.argmax(S[1:])) + 1 if S.size > 1 and setup.k is None else 1)
     times = setup.round(batch, context, k)
     used = setup.memory(k, context)
     point = {
@@ -226,7 +246,7 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         "k_star": int(best.k),
         "W_star": int(best.k) + 1,
         "S_star": float(best.S),
-        "verdict": _verdict(float(S[on]) if k or setup.k is None else 1.0),
+        "verdict": _verdict(float(S[on]) if on < S.size and setup.k != 0 else 1.0),
         **_break_even(setup, batch, context, on),
         "memory_bytes": used.total(batch),
         "max_batch": used.max_batch,
@@ -269,7 +289,8 @@ def _times(times: RoundTime, speed: float, batch: int) -> dict[str, float]:
 
 def _critical(setup: Setup, batch: int, context: int, k: int) -> dict[str, Any]:
     """Return critical batches (None: never) and the regime they put the batch in."""
-    decode, verify = (float(star) for star in setup.critical_batch(context, [1, k + 1]))
+    rows = float(mean_width(setup.drafter, k))
+    decode, verify = (float(star) for star in setup.critical_batch(context, [1, rows]))
     return {
         "regime": str(regime(batch, verify, decode)),
         "B_p_star": _finite(decode),
@@ -310,7 +331,10 @@ def _shares(times: RoundTime) -> dict[str, float]:
 def _answer(setup: Setup, context: int) -> Answer:
     plain = setup.memory(0, context).max_batch
     asked = min(max(setup.batches), _FURTHEST_ASKED)
-    runs = setup.schedule(context, max(asked, min(plain, _FURTHEST_BATCH), 1))
+    furthest = min(plain, max(asked, _FURTHEST_BATCH)) if plain else asked
+    runs = setup.schedule(context, furthest, in_memory=bool(plain))
+    on = [run for run in runs if run.k]
+    ends = bool(plain and on and on[-1].last == setup.memory(on[-1].k, context).max_batch)
     loss = np.nan
     if all(run.k == 0 for run in runs) and setup.k != 0 and setup.k_max:
         S, _ = setup.scan(np.asarray(setup.batches), context, setup.k)
@@ -324,6 +348,7 @@ def _answer(setup: Setup, context: int) -> Answer:
             key=lambda largest: largest.tokens_per_second,
         ),
         devices_needed=setup.devices_needed(1, context, 0),
+        memory_ends_it=ends,
         best_loss=loss,
     )
 
@@ -352,26 +377,29 @@ def _finite(value: float) -> float | None:
 # -- words ---------------------------------------------------------------------------------------
 
 
-def headline(answer: Answer, *, k: int | None) -> str:
-    """Return the schedule of one context as a sentence; `k` is the one asked for, if any."""
-    runs = answer.schedule
+def headline(answer: Answer, setup: Setup) -> str:
+    """Return the schedule of one context as a sentence."""
+    runs, k = answer.schedule, setup.k
+    tried = setup.k_max if k is None else k
     last = runs[-1].last
     if all(run.k == 0 for run in runs):
-        if k == 0:
+        if not tried:
             return "speculation is off, as asked (k = 0)"
-        tried = "no k pays" if k is None else f"k = {k} does not pay"
+        what = "no k pays" if k is None else f"k = {k} does not pay"
         best = (
             f" (the best reaches S = {answer.best_loss:.2f})"
             if np.isfinite(answer.best_loss)
             else ""
         )
-        return f"leave speculation off: {tried} at any batch up to {last}{best}"
+        return f"leave speculation off: {what} at any batch up to {last}{best}"
     if all(run.k for run in runs):
         return f"speculation pays at every batch up to {last}: {_steps(runs)}"
     on = [run for run in runs if run.k]
     if runs[0].k and runs[-1].k == 0 and all(run.k for run in runs[:-1]):
-        return f"speculation pays up to batch {on[-1].last}: {_steps(on)}, above {on[-1].last} off"
-    return "speculation pays in part: " + ", ".join(_span(run) for run in _listed(runs))
+        edge = on[-1].last
+        beyond = "the drafter no longer fits" if answer.memory_ends_it else "off"
+        return f"speculation pays up to batch {edge}: {_steps(on)}, above {edge} {beyond}"
+    return f"speculation pays in part: {', '.join(_spans(runs))}"
 
 
 def _steps(runs: tuple[Interval, ...] | list[Interval]) -> str:
@@ -383,11 +411,18 @@ def _steps(runs: tuple[Interval, ...] | list[Interval]) -> str:
     return ", ".join(words)
 
 
-def _listed(runs: tuple[Interval, ...]) -> list[Interval]:
-    """Return the runs to list: all of them, or both ends when there are too many."""
-    return list(runs) if len(runs) <= 8 else [*runs[:4], *runs[-3:]]
+def _spans(runs: tuple[Interval, ...]) -> list[str]:
+    """Return each run in words; neighbouring runs that are on are joined when there are many."""
+    if len(runs) <= 6:
+        return [f"{f'k = {run.k}' if run.k else 'off'} for {_batches(run, run)}" for run in runs]
+    words = []
+    for on, group in groupby(runs, key=lambda run: run.k > 0):
+        same = list(group)
+        drafts = sorted({run.k for run in same})
+        spread = f"{drafts[0]} to {drafts[-1]}" if len(drafts) > 1 else f"{drafts[0]}"
+        words.append(f"{f'k = {spread}' if on else 'off'} for {_batches(same[0], same[-1])}")
+    return words
 
 
-def _span(run: Interval) -> str:
-    where = f"batch {run.first}" if run.first == run.last else f"{run.first} to {run.last}"
-    return f"{f'k = {run.k}' if run.k else 'off'} for {where}"
+def _batches(first: Interval, last: Interval) -> str:
+    return f"batch {first.first}" if first.first == last.last else f"{first.first} to {last.last}"

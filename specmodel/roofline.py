@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Unpack
 
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import Architecture
 from specmodel.costs import Operator, pass_operators
 from specmodel.dtypes import BYTES
-from specmodel.errors import ConvergenceError, DomainError, real_array, whole_array
+from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap, whole_array
 from specmodel.hardware import Device
 
 Level = Literal["operators", "ideal"]
@@ -273,6 +273,26 @@ def _link_bandwidth(device: Device, tp: int) -> float:
     return device.link[1]
 
 
+def mean_pass(passes: Sequence[PassTime], weights: Sequence[ArrayLike]) -> PassTime:
+    """Return the mean of passes that occur with the given shares."""
+
+    def mean(values: Sequence[Floats]) -> Floats:
+        pairs = zip(values, weights, strict=True)
+        return unwrap(np.asarray(sum(np.asarray(share) * value for value, share in pairs)))
+
+    T = mean([one.T for one in passes])
+    return PassTime(
+        T=T,
+        groups={name: mean([one.groups[name] for one in passes]) for name in passes[0].groups},
+        **{
+            name: mean([getattr(one, name) for one in passes])
+            for name in ("compute", "weights", "rows", "flops", "bytes")
+        },
+        mfu=mean([one.mfu * one.T for one in passes]) / T,
+        mbu=mean([one.mbu * one.T for one in passes]) / T,
+    )
+
+
 class _Totals:
     """Sums over a pass, at the rates given."""
 
@@ -302,15 +322,15 @@ class _Totals:
     def result(self, T: Floats, groups: Mapping[str, Floats]) -> PassTime:
         with np.errstate(invalid="ignore", divide="ignore"):  # an empty pass takes no time
             return PassTime(
-                T=T,
-                groups=groups,
-                compute=self.compute,
-                weights=self.weights,
-                rows=self.rows,
-                flops=self.flops,
-                bytes=self.bytes,
-                mfu=self.peak_compute / T,
-                mbu=self.bytes / self.bandwidth / T,
+                T=unwrap(T),
+                groups={name: unwrap(np.asarray(time)) for name, time in groups.items()},
+                compute=unwrap(self.compute),
+                weights=unwrap(self.weights),
+                rows=unwrap(self.rows),
+                flops=unwrap(self.flops),
+                bytes=unwrap(self.bytes),
+                mfu=unwrap(self.peak_compute / T),
+                mbu=unwrap(self.bytes / self.bandwidth / T),
             )
 
 
@@ -408,6 +428,6 @@ def critical_batch(
     for _ in range(500):
         update = at(batch).weights / safe
         if np.all(np.abs(update - batch) <= 1e-13 * update):
-            return np.where(bound, update, np.inf)
+            return unwrap(np.where(bound, update, np.inf))
         batch = update
     raise ConvergenceError("the critical batch did not settle in 500 iterations")

@@ -19,7 +19,14 @@ from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import real_array, whole_array
 from specmodel.hardware import Device
-from specmodel.roofline import Execution, ExecutionOptions, PassTime, critical_batch, pass_time
+from specmodel.roofline import (
+    Execution,
+    ExecutionOptions,
+    PassTime,
+    critical_batch,
+    mean_pass,
+    pass_time,
+)
 
 Floats = NDArray[np.float64]
 
@@ -34,8 +41,8 @@ class RoundTime:
         The target's decode step, and its pass over W = k + 1 positions.
     T_p, T_v, T_d, T_h, T_o : ndarray
         The plain step's pass, the verification pass, drafting, and what a plain step and a
-        round cost besides. T_v is the mean over rounds: a drafter that finds nothing in a
-        round leaves one row to verify (the whole batch finds or misses together). [s]
+        round cost besides. T_v is the mean over passes: a sequence for which the drafter finds
+        nothing has one row to verify. [s]
     T_d_groups : mapping of str to ndarray
         T_d by group of operators; host time under ``host``. [s]
     cost : ndarray
@@ -141,12 +148,10 @@ def round_time(
     on = drafts > 0
     other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
     decode = pass_time(device, target, B=B, L=L, execution=how)
-    verify = pass_time(device, target, B=B, W=drafts + 1, L=L, execution=how)
+    verify = _verification(device, target, drafter.hit_rate, B=B, k=drafts, L=L, how=how)
     groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=how)
     T_d = np.asarray(sum(groups.values()))
-    hit = drafter.hit_rate
-    mean_verify = verify.T if hit == 1 else hit * verify.T + (1 - hit) * decode.T
-    T_v = np.where(on, mean_verify, decode.T)
+    T_v = np.where(on, verify.T, decode.T)
     cost = np.where(on, (T_d + T_v + other) / (decode.T + host), 1.0)
     return RoundTime(
         decode=decode,
@@ -159,6 +164,44 @@ def round_time(
         T_d_groups=groups,
         cost=cost,
     )
+
+
+def _verification(
+    device: Device,
+    target: Architecture,
+    hit: float,
+    *,
+    B: ArrayLike,
+    k: Floats,
+    L: ArrayLike,
+    how: Execution,
+) -> PassTime:
+    """Return the verification pass, the mean one where sequences only sometimes have drafts.
+
+    Of B sequences a binomial number n have k drafts each, so that a pass verifies B + n k rows.
+    The mean is taken at two values of n that reproduce the first three moments (Gauss
+    quadrature), which is exact for one sequence: n = 0 and n = 1.
+    """
+    if hit == 1:
+        return pass_time(device, target, B=B, W=k + 1, L=L, execution=how)
+    batch = real_array(B, "batch", low=0)
+    if hit == 0:
+        return pass_time(device, target, B=batch, W=np.ones_like(k), L=L, execution=how)
+    root = np.sqrt((1 - 2 * hit) ** 2 + 4 * batch * hit * (1 - hit))
+    passes, shares = [], []
+    for sign in (-1.0, 1.0):
+        n = batch * hit + (1 - 2 * hit + sign * root) / 2
+        share_drafted = np.clip(n / np.maximum(batch, 1e-300), 0.0, 1.0)  # rounding only
+        passes.append(
+            pass_time(device, target, B=batch, W=1 + k * share_drafted, L=L, execution=how)
+        )
+        shares.append((1 - sign * (1 - 2 * hit) / root) / 2)
+    return mean_pass(passes, shares)
+
+
+def mean_width(drafter: Drafter, k: ArrayLike) -> Floats:
+    """Return the mean rows a sequence brings to a verification pass, 1 + hit rate k. [token]"""
+    return 1.0 + drafter.hit_rate * whole_array(k, "k", unit="token")
 
 
 def tokens_per_round(acceptance: Acceptance, drafter: Drafter, k: ArrayLike) -> Floats:
@@ -266,6 +309,7 @@ __all__ = [
     "critical_batch",
     "draft_time",
     "draft_time_break_even",
+    "mean_width",
     "regime",
     "round_time",
     "speedup",

@@ -6,8 +6,8 @@ converted only at the edges (command line, CSV headers, axis labels).
 
 from __future__ import annotations
 
-import math
 import re
+from fractions import Fraction
 
 from specmodel.errors import DomainError
 
@@ -38,7 +38,7 @@ def parse_count(text: str, *, name: str) -> int:
     match = _SIZE.fullmatch(text)
     if not match:
         raise DomainError(f"{name} must be a whole number (1k = 1,024); got {text.strip()!r}")
-    value = float(match[1]) * _BINARY[(match[2] or "").lower()]
-    if not math.isfinite(value) or value != int(value):
+    value = Fraction(match[1]) * _BINARY[(match[2] or "").lower()]
+    if value != int(value):
         raise DomainError(f"{name} must be a whole number (1k = 1,024); got {text.strip()!r}")
     return int(value)

@@ -260,6 +260,7 @@ def schedule(
     max_batch: int = 1024,
     k_max: int = 16,
     k: int | None = None,
+    fits: Callable[[int], float] | None = None,
     T_h: float = 0.0,
     T_o: float = 0.0,
     execution: Execution | None = None,
@@ -279,6 +280,8 @@ def schedule(
         Largest batch and draft length considered. [-], [token]
     k : int, optional
         The only draft length considered. [token]
+    fits : callable, optional
+        Largest batch that memory allows with so many drafts; beyond it they are not considered.
     T_h, T_o : float
         What a plain step and a round cost besides their passes. [s]
     execution : Execution, optional
@@ -289,6 +292,8 @@ def schedule(
     DomainError
         When an argument is out of range.
     """
+    if real_array(L, "context", low=0, unit="token").ndim:
+        raise DomainError("context must be one number; take a schedule for each")
     batches = np.arange(1, int(whole_array(max_batch, "max_batch", low=1)) + 1)
     S, drafts = scan(
         device,
@@ -304,6 +309,9 @@ def schedule(
     )
     if k is not None:
         S, drafts = S[:, [0, k]], drafts[[0, k]]
+    if fits is not None:
+        limit = np.array([fits(int(n)) if n else np.inf for n in drafts])
+        S = np.where(batches[:, None] <= limit, S, 0.0)
     best = best_of(S, drafts).k
     edges = np.flatnonzero(np.diff(best)) + 1
     warn_beyond(acceptance, int(best.max()))

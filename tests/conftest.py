@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import specmodel as sm
+
+settings.register_profile("machines differ in speed", deadline=None)
+settings.load_profile("machines differ in speed")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

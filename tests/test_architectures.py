@@ -173,6 +173,21 @@ def test_directory_with_a_quantisation_file_beside_the_config(tmp_path: Path) ->
         ),
         ({"architectures": ["DFlashDraftModel"]}, "architectures: 'DFlashDraftModel' is not"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "it is no causal language model"),
+        ({"dtype": "float16"}, "torch_dtype: 'bfloat16' contradicts dtype"),
+        ({"num_dropout_experts": 4}, "num_dropout_experts: unknown key"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "fp8",
+                    "modules_to_not_convert": ["model.layers.0.mlp.gate_proj"],
+                }
+            },
+            r"excluding 'model\.layers\.0\.mlp\.gate_proj'",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}},
+            "modules_to_not_convert: must be a list",
+        ),
         ({"architectures": 5}, "architectures: must be a list of class names"),
         ({"model_type": "mistral"}, "sliding_window: missing"),
         ({"model_type": "qwen2", "num_key_value_heads": ...}, "num_key_value_heads: missing"),
@@ -223,7 +238,17 @@ def test_windows_cap_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"model_type": "llama"', "[1, 2]", '"llama"', "\x00\x01", "[" * 100_000]
+    "text",
+    [
+        "",
+        "{",
+        '{"model_type": "llama", "model_type": "qwen2"}',
+        '{"model_type": "llama"',
+        "[1, 2]",
+        '"llama"',
+        "\x00\x01",
+        "[" * 100_000,
+    ],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.json"
@@ -232,11 +257,15 @@ def test_files_that_are_no_configuration(tmp_path: Path, text: str) -> None:
         sm.load_model(file)
 
 
-def test_missing_file_and_binary_file(tmp_path: Path) -> None:
+def test_missing_file_and_binary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(sm.ArchitectureError, match="no such file"):
         sm.load_model(tmp_path / "absent.json")
-    with pytest.raises(sm.ArchitectureError, match="no such file"):
-        sm.load_model(tmp_path)  # a directory without config.json
+    with pytest.raises(sm.ArchitectureError, match="holds no config"):
+        sm.load_model(tmp_path)
+    assert sm.load_model("llama-3.1-8b").n_layers == 32
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-3.1-8b").mkdir()  # a folder of that name does not hide the model
+    assert sm.load_model("llama-3.1-8b").n_layers == 32
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(sm.ArchitectureError, match="cannot be read"):
         sm.load_model(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,10 @@ from specmodel.errors import ArchitectureError, DomainError, did_you_mean
 
 _ACTIVATIONS = {"silu", "swish", "swiglu"}
 _MOST_LAYERS = 10_000  # no model has as many; a typo must not be built layer by layer
-_ALWAYS_UNQUANTISED = ("lm_head", "norm", "mlp.gate", "shared_expert_gate", "embed_tokens")
+_ALWAYS_UNQUANTISED = re.compile(
+    r"(.*\.)?(lm_head|embed_tokens|\w*norm|mlp\.gate|mlp\.shared_expert_gate)(\.weight)?"
+)
+_MOST_BYTES = 64 * 2**20
 
 
 def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Architecture:
@@ -90,7 +94,10 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
+            raise ArchitectureError(f"{file}: not a file of at most {_MOST_BYTES:,} bytes")
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text, object_pairs_hook=_no_duplicates)
     except FileNotFoundError:
         raise ArchitectureError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -99,6 +106,15 @@ def _load(file: Path) -> dict[str, Any]:
         raise ArchitectureError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ArchitectureError(f"{file}: must hold a JSON object; got {type(values).__name__}")
+    return values
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} occurs twice")
     return values
 
 
@@ -114,6 +130,8 @@ def _common(keys: Keys, name: str, where: str) -> dict[str, Any]:
         raise keys.error("hidden_act", f"must be one of {sorted(_ACTIVATIONS)}; got {activation!r}")
     key = "dtype" if "dtype" in keys.values else "torch_dtype"
     dtype = _dtype(keys, key, keys.text(key))
+    if "torch_dtype" in keys.values and keys.values["torch_dtype"] != keys.values[key]:
+        raise keys.error("torch_dtype", f"{keys.values['torch_dtype']!r} contradicts {key}")
     if dtype not in ACTIVATION_DTYPES:
         raise keys.error(key, f"must be one of {', '.join(ACTIVATION_DTYPES)}; got {dtype!r}")
     vocab = keys.whole("vocab_size")
@@ -358,8 +376,11 @@ def _with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
         raise quant.error("quant_method", f"{method!r} is not supported; fp8 is")
     quant.raw("activation_scheme", None)
     quant.raw("fmt", None)
-    for module in quant.raw("modules_to_not_convert", None) or []:
-        if not any(part in str(module) for part in _ALWAYS_UNQUANTISED):
+    excluded = quant.raw("modules_to_not_convert", None) or []
+    if not isinstance(excluded, list):
+        raise quant.error("modules_to_not_convert", f"must be a list; got {excluded!r}")
+    for module in excluded:
+        if not _ALWAYS_UNQUANTISED.fullmatch(str(module)):
             raise quant.error("modules_to_not_convert", f"excluding {module!r} is not supported")
     block = quant.raw("weight_block_size", None)
     if block is not None:

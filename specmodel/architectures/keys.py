@@ -26,7 +26,11 @@ WITHOUT_EFFECT = frozenset(
 )
 """Keys that change no count and no cost."""
 
-_WITHOUT_EFFECT = re.compile(r"_.*|unsloth.*|(?:\w+_)?token_id|(?:id2|label2)\w+|\w*dropout\w*")
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|unsloth.*|(id2label|label2id)"
+    r"|(bos|eos|pad|sep|unk|cls|mask|decoder_start|image|video|vision_\w+)_token_id"
+    r"|((attention|attn|hidden|resid|embd|mlp|classifier|activation|ffn)_)?dropout(_prob|_p)?"
+)
 
 
 class Keys:

@@ -48,10 +48,11 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
     if isinstance(model, Architecture):
         return model
     text = os.fspath(model)
-    if Path(text).exists():
+    path = Path(text)
+    if text.endswith(".json") or path.is_file() or (path / "config.json").is_file():
         return read_config(text)
-    if text.endswith(".json"):
-        raise ArchitectureError(f"{text}: no such file")
+    if path.is_dir() and len(path.parts) > 1:
+        raise ArchitectureError(f"{text}: holds no config.json")
     name = _normalise(text)
     if name not in model_names():
         raise UnknownNameError(f"unknown model {text!r}{did_you_mean(name, model_names())}")

@@ -513,10 +513,13 @@ class Architecture:
         """
         if tp == 1:
             return self
-        layers = tuple(
-            (replace(layer, attention=layer.attention.shard(tp), mlp=layer.mlp.shard(tp)), count)
-            for layer, count in self.layers
-        )
+        try:
+            layers = tuple(
+                (replace(x, attention=x.attention.shard(tp), mlp=x.mlp.shard(tp)), count)
+                for x, count in self.layers
+            )
+        except DomainError as error:
+            raise DomainError(f"{self.name}: {error}") from None
         return replace(
             self,
             layers=layers,

@@ -57,6 +57,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         ("--context", {"metavar": "LIST", "default": "2k", "help": "Tokens, 1k = 1,024."}),
         ("--tp", {"metavar": "N", "default": "1", "help": "Tensor-parallel degree."}),
+        ("--draft-tp", {"metavar": "N", "help": "The drafter's own degree [--tp]."}),
         ("--dtype", {"help": "Activations, unquantised weights, KV [config.json's]."}),
         ("--weights", {"metavar": "DTYPE", "help": "Quantise the layers' weights."}),
         ("--kv-dtype", {"metavar": "DTYPE", "help": "KV cache [--dtype]."}),
@@ -88,6 +89,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--plot", metavar="FILE", help="Also write a figure (.png, .pdf, .svg).")
 def predict(form: str, plot: str | None, **options: Any) -> None:
     """Predict times, regimes, speedup and the best k."""
+    from specmodel.cli.output import write
     from specmodel.cli.render import prediction_text
     from specmodel.cli.setup import build
     from specmodel.report import predict as run
@@ -99,18 +101,19 @@ def predict(form: str, plot: str | None, **options: Any) -> None:
         from specmodel.plots import prediction_figure, save
 
         save(prediction_figure(result), plot)
-    click.echo(text)
+    write(text)
 
 
 @cli.command()
 @_setup_options
 def explain(**options: Any) -> None:
     """Derive the answer step by step with your numbers in it."""
+    from specmodel.cli.output import write
     from specmodel.cli.setup import build
     from specmodel.explanation import explain as derive
 
     request = build(options)
-    click.echo(derive(request.setup))
+    write(derive(request.setup))
 
 
 @cli.command("list")
@@ -118,9 +121,10 @@ def explain(**options: Any) -> None:
 @_FORMAT
 def list_(what: str, form: str) -> None:
     """List the devices, models or drafters that ship."""
+    from specmodel.cli.output import write
     from specmodel.cli.records import listing_text
 
-    click.echo(listing_text(what, form))
+    write(listing_text(what, form))
 
 
 @cli.command()
@@ -128,9 +132,10 @@ def list_(what: str, form: str) -> None:
 @_FORMAT
 def show(name: str, form: str) -> None:
     """Show one device or model: its numbers and where they come from."""
+    from specmodel.cli.output import write
     from specmodel.cli.records import show_text
 
-    click.echo(show_text(name, form))
+    write(show_text(name, form))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

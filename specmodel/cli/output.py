@@ -1,11 +1,10 @@
-"""Output forms: text of the terminal's width, JSON, CSV."""
+"""Output forms: text, JSON, CSV; written in whatever encoding the reader has."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,25 +13,38 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-_PIPE_WIDTH = 132
+_ANY_WIDTH = 10_000  # a table takes what it needs; a terminal wraps what it cannot show
 
 
 def plain_table(*columns: str) -> Table:
     """Return a table of right-aligned columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in columns:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
+_ASCII = str.maketrans("\u2500\u2501\u2026", "--~")
+
+
+def write(text: str) -> None:
+    """Print text; rules become dashes, and what is left question marks, where needed."""
+    if sys.stdout is None:
+        return  # closed before we started
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    print(text)
+
+
 class Out:
-    """Collects lines and tables as text of the terminal's width."""
+    """Collects lines and tables as text."""
 
     def __init__(self) -> None:
-        terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if terminal else _PIPE_WIDTH
         self._file = io.StringIO()
-        self._console = Console(file=self._file, width=max(width, _PIPE_WIDTH), highlight=False)
+        self._console = Console(file=self._file, width=_ANY_WIDTH, highlight=False)
 
     def line(self, text: str = "") -> None:
         """Add a line, never wrapped."""

@@ -11,6 +11,7 @@ from specmodel.units import parse_count
 
 _RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
 _MOST = 10_000
+_LARGEST = 10**9
 
 Value = TypeVar("Value")
 
@@ -33,14 +34,16 @@ def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
         if match := _RANGE.fullmatch(part.strip()):
             first, last = (parse_count(x, name=name) for x in match.group(1, 2))
             step = parse_count(match[3], name=name) if match[3] else 1
-            if step < 1 or last < first or (last - first) // step > _MOST:
+            if step < 1 or last < first:
                 raise DomainError(f"{name} range must go up, by at least 1; got {part.strip()!r}")
+            if (last - first) // step >= _MOST:
+                raise DomainError(f"{name} lists at most {_MOST:,} values; got {part.strip()!r}")
             values += range(first, last + 1, step)
         else:
             values.append(parse_count(part, name=name))
     for value in values:
-        if value < low:
-            raise DomainError(f"{name} must be >= {low}; got {value}")
+        if not low <= value <= _LARGEST:
+            raise DomainError(f"{name} must be from {low} to {_LARGEST:,}; got {value}")
     if len(values) > _MOST:
         raise DomainError(f"{name} lists at most {_MOST:,} values; got {len(values):,}")
     return tuple(dict.fromkeys(values))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -106,7 +105,7 @@ def show_text(name: str, form: str) -> str:
     out = Out()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold", max_width=100)
     for key, value in values.items():
         if isinstance(value, dict):
             for inner, entry in value.items():
@@ -118,11 +117,11 @@ def show_text(name: str, form: str) -> str:
 
 
 def _find(name: str) -> Device | Architecture:
-    if Path(name).exists():
-        return load_device(name) if name.endswith((".yaml", ".yml")) else load_model(name)
-    if name.endswith((".yaml", ".yml", ".json")):
-        raise DomainError(f"{name}: no such file")
-    for load in (load_device, load_model):
+    if not name.strip():
+        raise DomainError("a GPU, a model or a file must be named")
+    if name.endswith((".yaml", ".yml")):
+        return load_device(name)
+    for load in (load_model, load_device):  # paths first: only models have names that are paths
         try:
             return load(name)
         except UnknownNameError:

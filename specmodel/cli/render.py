@@ -36,7 +36,7 @@ def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
         "answers": [
             {
                 "context": answer.context,
-                "text": headline(answer, k=request.setup.k),
+                "text": headline(answer, request.setup),
                 "schedule": [[run.first, run.last, run.k] for run in answer.schedule],
                 "max_batch_without_drafter": answer.plain.batch,
                 "tokens_per_second_at_max_batch_without_drafter": answer.plain.tokens_per_second,
@@ -63,7 +63,8 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out.line()
     for answer in result.answers:
         where = f"context {answer.context}: " if len(result.answers) > 1 else ""
-        out.line(f"{where}{headline(answer, k=setup.k)}")
+        where += "" if answer.plain.batch else "does not fit; if it did, "
+        out.line(f"{where}{headline(answer, setup)}")
         out.line(f"  {_capacity(request, answer)}")
     close = [p for p in result.points if p["verdict"] == "too close to call"]
     if close:

@@ -24,6 +24,7 @@ from specmodel.report import Setup
 from specmodel.roofline import Execution
 
 _MOST_DRAFTS = 1000
+_MOST_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,12 @@ def build(options: dict[str, Any]) -> Request:
     SpecmodelError
         When an option is out of range, contradicts another, or names something unknown.
     """
+    for name, text in options.items():
+        if isinstance(text, str) and not text.strip():
+            raise DomainError(f"--{name.replace('_', '-')} must not be empty")
     assumed: dict[str, str] = {}
     device = _device(options)
-    if not options["model"]:
+    if options["model"] is None:
         assumed["model"] = defaults.MODEL
     target = _dtypes(load_model(options["model"] or defaults.MODEL), options)
     if target.head_kind is not None:
@@ -65,6 +69,8 @@ def build(options: dict[str, Any]) -> Request:
     )
     assumed |= taken
     drafter = _same_formats(drafter, options)
+    if options["draft_tp"] is not None:
+        drafter = replace(drafter, tp=parse_whole(options["draft_tp"], name="draft_tp"))
     k = None if options["k"] == "auto" else parse_whole(options["k"], name="k")
     k_max = parse_whole(options["k_max"], name="k_max")
     for name, value in (("k", k), ("k_max", k_max)):
@@ -75,14 +81,21 @@ def build(options: dict[str, Any]) -> Request:
     reread = parse_number(options["kv_reread"], name="kv_reread")
     overlap = parse_number(options["expert_overlap"], name="expert_overlap")
     execution = Execution(level=options["level"], tp=tp, kv_reread=reread, expert_overlap=overlap)
+    batches = parse_counts(options["batch"], name="batch", low=1)
+    contexts = parse_counts(options["context"], name="context", low=0)
+    if len(batches) * len(contexts) > _MOST_POINTS:
+        raise DomainError(
+            f"at most {_MOST_POINTS:,} points (batches x contexts); got "
+            f"{len(batches) * len(contexts):,}: a notebook takes more (specmodel.speculate)"
+        )
     setup = Setup(
         device=device,
         target=target,
         drafter=drafter,
         acceptance=acceptance,
         execution=execution,
-        batches=parse_counts(options["batch"], name="batch", low=1),
-        contexts=parse_counts(options["context"], name="context", low=0),
+        batches=batches,
+        contexts=contexts,
         k=k,
         k_max=k_max,
     )
@@ -99,6 +112,7 @@ def build(options: dict[str, Any]) -> Request:
         "batch": list(setup.batches),
         "context": list(setup.contexts),
         "tp": execution.tp,
+        "draft_tp": execution.tp if drafter.tp is None else drafter.tp,
         "dtype": target.dtype,
         "weights": target.weight_dtype,
         "kv_dtype": target.kv_dtype,
