@@ -211,7 +211,7 @@ def test_devices_needed_counts_batch_and_drafter() -> None:
     small = make(target=big, drafter=sm.DraftModel(sm.load_model("llama-3.1-8b")), k=3)
     (p,) = predict(Setup(**{**_fields(small), "batches": (16,), "contexts": (1024,)})).points
     assert (p["fits"], p["devices_needed"]) == (False, 4)  # 165 GB; three do not divide it
-    (p,) = predict(Setup(**{**_fields(small), "batches": (400,), "contexts": (4096,)})).points
+    (p,) = predict(Setup(**{**_fields(small), "batches": (200,), "contexts": (4096,)})).points
     assert p["devices_needed"] == 8
 
 
