@@ -31,7 +31,8 @@ _SCALARS = {
     "pcie_bandwidth": False,
     "board_power": False,
 }
-_TOP = {"schema", "name", "title", "vendor", "family", "aliases", "sources", "datasheet"}
+_TOP = {"schema", "name", "title", "vendor", "family", "aliases", "status", "sources", "datasheet"}
+_STATUS = ("released", "announced")
 _VALUE = {"value", "quoted", "note", "source"}
 _SCHEMA = 1
 
@@ -58,6 +59,8 @@ class Device:
         Per device and direction. [B/s]
     board_power : float or None
         [W]
+    status : str
+        ``released``, or ``announced`` where the figures are the maker's ahead of the product.
     sources : mapping of str to str
         Field to the citation of its value.
     """
@@ -75,6 +78,7 @@ class Device:
     pcie_bandwidth: float | None = None
     board_power: float | None = None
     aliases: tuple[str, ...] = ()
+    status: str = "released"
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def flops(self, dtype: str) -> float:
@@ -221,7 +225,7 @@ def read_device(file: Path | Traversable) -> Device:
 
 
 def _device(record: Any, where: str) -> Device:
-    _keys(record, _TOP, where, optional={"aliases"})
+    _keys(record, _TOP, where, optional={"aliases", "status"})
     if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
         raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {record['schema']!r}")
     for key in ("name", "title", "vendor", "family"):
@@ -229,6 +233,9 @@ def _device(record: Any, where: str) -> Device:
     aliases = record.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
         raise ProfileError(f"{where}: aliases: must be a list of text; got {aliases!r}")
+    status = record.get("status", "released")
+    if status not in _STATUS:
+        raise ProfileError(f"{where}: status: must be {' or '.join(_STATUS)}; got {status!r}")
     titles = _titles(record["sources"], where)
     sheet = record["datasheet"]
     required = {"peak_flops"} | {key for key, needed in _SCALARS.items() if needed}
@@ -257,6 +264,7 @@ def _device(record: Any, where: str) -> Device:
     return Device(
         **{key: record[key] for key in ("name", "title", "vendor", "family")},
         aliases=tuple(aliases),
+        status=status,
         peak_flops={dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()},
         **scalars,
         sources=sources,

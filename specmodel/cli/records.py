@@ -69,7 +69,7 @@ def _scaled(value: Any, unit: float | None) -> str:
 def _device_row(device: Device) -> dict[str, Any]:
     return {
         "name": device.name,
-        "title": device.title,
+        "title": device.title + (" (announced)" if device.status == "announced" else ""),
         "bfloat16_flops": device.peak_flops.get("bfloat16"),
         "memory_bandwidth": device.memory_bandwidth,
         "memory_capacity": device.memory_capacity,
@@ -136,6 +136,7 @@ def _device_values(device: Device) -> dict[str, Any]:
         "title": device.title,
         "vendor": device.vendor,
         "family": device.family,
+        "status": device.status,
         "aliases": list(device.aliases),
         "peak_flops": dict(device.peak_flops),
         "memory_bandwidth": device.memory_bandwidth,
