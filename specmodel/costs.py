@@ -7,13 +7,22 @@ tensor parallelism is applied to the architecture first.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.architectures import Architecture, LatentAttention, Layer, Linear, MoE
+from specmodel.architectures import (
+    Architecture,
+    Attention,
+    LatentAttention,
+    Layer,
+    Linear,
+    MoE,
+    Recurrent,
+)
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
@@ -37,8 +46,9 @@ class Operator:
     weight_bytes, kv_bytes, activation_bytes, link_bytes : float or ndarray
         Bytes of one run: weights streamed, KV cache read, activations moved, and bytes that
         cross the interconnect. [B]
-    compute_dtype : str or None
-        Format the multiplications run in; None where there are none.
+    compute_dtype, else_dtype : str or None
+        Format the multiplications run in (None: there are none), and the one to take on
+        devices without arithmetic for it (None: they cannot run it).
     group : str
         The heading it is reported under.
     """
@@ -53,6 +63,7 @@ class Operator:
     activation_bytes: Numbers = 0.0
     link_bytes: Numbers = 0.0
     compute_dtype: str | None = None
+    else_dtype: str | None = None
 
 
 def experts_touched(experts: ArrayLike, top_k: ArrayLike, tokens: ArrayLike) -> Floats:
@@ -140,8 +151,8 @@ def pass_operators(
     routed = batch * (1 + np.maximum(width - 1, 0) * (1 - overlap))
     operators: list[Operator] = []
     for layer, count in sharded.distinct_layers().items():
-        operators += _attention_operators(sharded, layer, count, batch, width, context, reread)
-        operators += _mlp_operators(sharded, layer, count, rows, routed)
+        sizes = _Sizes(batch, width, context, reread, routed)
+        operators += _layer_operators(sharded, layer, count, sizes)
     fusion = sharded.fusion_linear if fuse else None
     if fusion is not None:
         operators.append(_gemm(sharded, fusion, 1, rows, "weight GEMMs"))
@@ -151,14 +162,7 @@ def pass_operators(
     )
     operators.append(_norm(sharded, extra_norms, rows))
     if sharded.layers:  # a Medusa head starts from the target's feature, not from a token
-        operators.append(
-            Operator(
-                name="embedding",
-                kind="elementwise",
-                group="elementwise",
-                activation_bytes=2 * rows * hidden,
-            )
-        )
+        operators.append(_elementwise("embedding", 1, 2 * rows * hidden))
     head = rows if head_rows is None else batch * real_array(head_rows, "head_rows", low=0)
     operators.append(_gemm(sharded, sharded.lm_head, 1, head, "LM head"))
     if tp > 1:
@@ -166,9 +170,64 @@ def pass_operators(
     return tuple(operators)
 
 
+class _Sizes(NamedTuple):
+    """What a pass is over: sequences, positions of each, context, KV rereading, routed rows."""
+
+    batch: Floats
+    width: Floats
+    context: Floats
+    reread: Floats
+    routed: Floats
+
+    @property
+    def rows(self) -> Floats:
+        return self.batch * self.width
+
+
+def _layer_operators(
+    a: Architecture, layer: Layer, count: int, sizes: _Sizes
+) -> Iterator[Operator]:
+    for linear in layer.linears(a.hidden_size):
+        yield _gemm(a, linear, count, sizes.rows, "weight GEMMs")
+    yield _norm(a, count * layer.norms, sizes.rows)
+    mixer = layer.mixer
+    if mixer is not None and mixer.norm_params:
+        yield _elementwise(  # read and write what is normalised
+            "inner norm",
+            count,
+            2.0 * sizes.rows * mixer.normed_elements * BYTES[a.dtype],
+            weights=mixer.norm_params * BYTES[a.dtype],
+        )
+    if isinstance(mixer, Recurrent):
+        yield _state(a, mixer, count, sizes)
+    elif mixer is not None:
+        yield from _attention(a, mixer, count, sizes)
+    if isinstance(layer.mlp, MoE):
+        yield from _experts(a, layer.mlp, count, sizes)
+    elif layer.mlp is not None:
+        yield _activation(a, count, sizes.rows, layer.mlp.width)
+
+
+def _elementwise(name: str, count: float, moved: Floats, weights: float = 0.0) -> Operator:
+    return Operator(
+        name=name,
+        kind="elementwise",
+        group="elementwise",
+        count=count,
+        weight_bytes=weights,
+        activation_bytes=moved,
+    )
+
+
+def gemm(architecture: Architecture, linear: Linear) -> Operator:
+    """Return the product of one row with one matrix of a model."""
+    return _gemm(architecture, linear, 1, np.asarray(1.0), "weight GEMMs")
+
+
 def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: str) -> Operator:
     """A matrix product of `rows` rows: weights once, activations in and out."""
     inputs, outputs = linear.inputs * linear.copies, linear.outputs * linear.copies
+    dtype, other = _multiplied_in(a, linear.role)
     return Operator(
         name=linear.name,
         kind="gemm",
@@ -177,136 +236,123 @@ def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: st
         flops=2.0 * rows * linear.weights,
         weight_bytes=a.linear_bytes(linear),
         activation_bytes=rows * (inputs + outputs) * BYTES[a.dtype],
-        compute_dtype=a.weight_dtype if linear.quantised else a.dtype,
+        compute_dtype=dtype,
+        else_dtype=other,
     )
+
+
+_ARITHMETIC = {"nvfp4": "fp4", "mxfp4": "fp4"}
+
+
+def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
+    """Return the format a product runs in, and the one for devices that lack it.
+
+    Formats of 4 bits run weight-only, in the activation format, where there is no arithmetic
+    for them; 8-bit formats need theirs.
+    """
+    quantisation = a.quantisation
+    if quantisation is None or role not in quantisation.roles or quantisation.weight_only:
+        return a.dtype, None
+    stored = quantisation.dtype
+    if stored in _ARITHMETIC:
+        return _ARITHMETIC[stored], a.dtype
+    return stored, None
 
 
 def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
     """A norm with its residual addition: two vectors read, two written."""
-    elements = a.hidden_size
-    return Operator(
-        name="norm",
-        kind="elementwise",
-        group="elementwise",
-        count=count,
-        weight_bytes=elements * BYTES[a.dtype],
-        activation_bytes=4.0 * rows * elements * BYTES[a.dtype],
-    )
+    elements, each = a.hidden_size, BYTES[a.dtype]
+    moved = 4.0 * rows * elements * each
+    return _elementwise("norm", count, moved, weights=a.norm_size * elements * each)
 
 
-def _attention_operators(
-    a: Architecture,
-    layer: Layer,
-    count: int,
-    batch: Floats,
-    width: Floats,
-    context: Floats,
-    reread: Floats,
-) -> list[Operator]:
-    attention = layer.attention
-    rows = batch * width
-    value = BYTES[a.dtype]
-    linears = list(attention.linears(a.hidden_size))
-    operators = [_gemm(a, linear, count, rows, "weight GEMMs") for linear in linears]
-    operators.append(_norm(a, count * layer.norms, rows))
-    if attention.norm_params:
-        operators.append(
-            Operator(  # read and write what is normalised
-                name="inner norm",
-                kind="elementwise",
-                group="elementwise",
-                count=count,
-                weight_bytes=attention.norm_params * value,
-                activation_bytes=2.0 * rows * attention.normed_elements * value,
-            )
-        )
-    kept = np.minimum(context, attention.window) if attention.window else context
+def _attention(
+    a: Architecture, attention: Attention | LatentAttention, count: int, sizes: _Sizes
+) -> Iterator[Operator]:
+    batch, width, context, reread, _ = sizes
+    rows, value = sizes.rows, BYTES[a.dtype]
+    cap = min(attention.window or np.inf, attention.chunk or np.inf)
+    read = np.minimum(context, cap) if np.isfinite(cap) else context
     cached = attention.kv_elements * BYTES[a.kv_dtype]
-    if isinstance(attention, LatentAttention):
-        q_width = attention.heads * (attention.kv_lora_rank + attention.rope_dim)
-        out_width = attention.heads * attention.kv_lora_rank
-    else:
-        q_width = out_width = attention.heads * attention.head_dim
-    operators.append(
-        Operator(  # rotary embedding in place, new keys and values into the cache
-            name="rotary and KV write",
-            kind="elementwise",
-            group="elementwise",
-            count=count,
-            activation_bytes=rows * (2 * q_width * value + attention.kv_elements * value + cached),
-        )
-    )
-    operators.append(
-        Operator(
-            name="attention",
+    again = 1 + reread * np.maximum(width - 1, 0)
+    new = 2 * attention.query_width * value + attention.kv_elements * value + cached
+    # rotary embedding in place, new keys and values into the cache
+    yield _elementwise("rotary and KV write", count, rows * new)
+    if isinstance(attention, LatentAttention) and attention.index_heads:
+        index = attention.index_heads * attention.index_dim
+        yield Operator(
+            name="index scores",
             kind="attention",
             group="attention",
             count=count,
-            flops=rows * kept * attention.flops_per_pair,
-            kv_bytes=batch * kept * cached * (1 + reread * np.maximum(width - 1, 0)),
-            activation_bytes=rows * (q_width + out_width) * value,
+            flops=2.0 * rows * context * index,
+            kv_bytes=batch * context * attention.index_dim * BYTES[a.kv_dtype] * again,
+            activation_bytes=rows * index * value,
             compute_dtype=a.dtype,
         )
-    )
-    return operators
-
-
-def _mlp_operators(
-    a: Architecture, layer: Layer, count: int, rows: Floats, routed: Floats
-) -> list[Operator]:
-    mlp = layer.mlp
-    value = BYTES[a.dtype]
-    operators = [
-        _gemm(a, linear, count, rows, "weight GEMMs") for linear in mlp.linears(a.hidden_size)
-    ]
-    width = mlp.shared_width if isinstance(mlp, MoE) else mlp.width
-    if width:
-        operators.append(_activation(count, rows, width, value))
-    if not isinstance(mlp, MoE):
-        return operators
-    touched = experts_touched(mlp.experts, mlp.top_k, routed)
-    hidden, pairs = a.hidden_size, rows * mlp.top_k
-    up = 2 * a.matrix_bytes(hidden, mlp.width, quantised=True)
-    down = a.matrix_bytes(mlp.width, hidden, quantised=True)
-    for name, weights, elements, activations in (
-        ("experts gate and up", up, 2 * hidden * mlp.width, hidden + 2 * mlp.width),
-        ("experts down", down, hidden * mlp.width, mlp.width + hidden),
-    ):
-        operators.append(
-            Operator(
-                name=name,
-                kind="experts",
-                group="experts",
-                count=count,
-                flops=2.0 * pairs * elements,
-                weight_bytes=touched * weights,
-                activation_bytes=pairs * activations * value,
-                compute_dtype=a.weight_dtype,
-            )
-        )
-    operators.append(_activation(count, pairs, mlp.width, value))
-    for name, moved in (("top-k", rows * mlp.experts), ("combine", (pairs + rows) * hidden)):
-        operators.append(
-            Operator(
-                name=name,
-                kind="elementwise",
-                group="elementwise",
-                count=count,
-                activation_bytes=moved * value,
-            )
-        )
-    return operators
-
-
-def _activation(count: float, rows: Floats, width: int, value: float) -> Operator:
-    """SiLU times gate: two vectors read, one written."""
-    return Operator(
-        name="activation",
-        kind="elementwise",
-        group="elementwise",
+    yield Operator(
+        name="attention",
+        kind="attention",
+        group="attention",
         count=count,
-        activation_bytes=3.0 * rows * width * value,
+        flops=rows * read * attention.flops_per_pair,
+        kv_bytes=batch * read * cached * again,
+        activation_bytes=rows * (attention.query_width + attention.output_width) * value,
+        compute_dtype=a.dtype,
     )
+
+
+def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Operator:
+    """A recurrent state: read once, and written for every position, to roll back to."""
+    state = mixer.state_elements * mixer.state_bytes_each
+    moved = mixer.query_width + mixer.output_width
+    return Operator(
+        name="state update",
+        kind="attention",
+        group="state",
+        count=count,
+        flops=sizes.rows * float(mixer.flops_per_row),
+        kv_bytes=sizes.batch * (1 + sizes.width) * state,
+        activation_bytes=sizes.rows * moved * BYTES[a.dtype],
+        compute_dtype=a.dtype,
+    )
+
+
+def _experts(a: Architecture, moe: MoE, count: int, sizes: _Sizes) -> Iterator[Operator]:
+    """Routed experts, each touched one's weights read once, and the shared expert's activation."""
+    value, hidden = BYTES[a.dtype], a.hidden_size
+    rows, pairs = sizes.rows, sizes.rows * moe.top_k
+    touched = experts_touched(moe.experts, moe.top_k, sizes.routed)
+    ups = moe.matrices - 1
+    dtype, other = _multiplied_in(a, "experts")
+    for name, weights, elements, moved in zip(
+        ("experts gate and up", "experts down"),
+        a.expert_bytes(moe),
+        (ups * hidden * moe.width, hidden * moe.width),
+        (hidden + ups * moe.width, moe.width + hidden),
+        strict=True,
+    ):
+        yield Operator(
+            name=name,
+            kind="experts",
+            group="experts",
+            count=count,
+            flops=2.0 * pairs * elements,
+            weight_bytes=touched * weights,
+            activation_bytes=pairs * moved * value,
+            compute_dtype=dtype,
+            else_dtype=other,
+        )
+    yield _activation(a, count, pairs, moe.width)
+    if moe.shared_width:
+        yield _activation(a, count, rows, moe.shared_width)
+    yield _elementwise("top-k", count, rows * moe.experts * value)
+    yield _elementwise("combine", count, (pairs + rows) * hidden * value)
+
+
+def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Operator:
+    """SiLU times gate: two vectors read, one written."""
+    return _elementwise("activation", count, 3.0 * rows * width * BYTES[a.dtype])
 
 
 def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[Operator]:
@@ -319,10 +365,16 @@ def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[O
             name="all-reduce",
             kind="collective",
             group="collectives",
-            count=2 * a.n_layers + (1 if a.layers else 0),
+            count=_reductions(a),
             link_bytes=reduced,
         ),
         Operator(
             name="all-gather logits", kind="collective", group="collectives", link_bytes=gathered
         ),
     ]
+
+
+def _reductions(a: Architecture) -> int:
+    """One for the embedding and one after each mixer and each feed-forward network."""
+    parts = sum(n * sum(p is not None for p in (x.mixer, x.mlp)) for x, n in a.layers)
+    return parts + 1 if a.layers else 0

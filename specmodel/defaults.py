@@ -76,7 +76,7 @@ def default_kind(target: Architecture, draft: Architecture | None) -> str:
         return draft.head_kind or DraftModel.kind
     if target.mtp_layers:
         return MTP.kind
-    derivable = isinstance(target.layers[-1][0].attention, Attention)
+    derivable = any(isinstance(layer.mixer, Attention) for layer, _ in target.layers)
     return Eagle3.kind if derivable else NGram.kind
 
 

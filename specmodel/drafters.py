@@ -206,8 +206,8 @@ class Medusa(Drafter):
             own_embedding=False,
             own_head=True,
             tied_embeddings=False,
-            weight_dtype=target.dtype,
-            scale_block=None,
+            quantisation=None,
+            position_params=0,
             mtp_layers=0,
         )
 

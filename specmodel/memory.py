@@ -20,7 +20,8 @@ class Memory:
     target_weights, draft_weights : float
         [B]
     target_kv, draft_kv : float
-        KV cache of one sequence at its longest, candidate positions included. [B]
+        KV cache of one sequence at its longest, candidate positions included; a recurrent
+        state is kept for each of them. [B]
     capacity : float
         [B]
     """
@@ -82,11 +83,12 @@ def memory(
             draft_weights = drafter.copies(k) * held.shard(own).weight_bytes
         cached = drafter.cache(target)
         if cached is not None:
-            draft_kv = cached.shard(own).kv_bytes(longest)
+            kept = cached.shard(own)
+            draft_kv = kept.kv_bytes(longest) + kept.state_bytes
     return Memory(
         target_weights=share.weight_bytes,
         draft_weights=draft_weights,
-        target_kv=share.kv_bytes(longest),
+        target_kv=share.kv_bytes(longest) + (k + 1) * share.state_bytes,
         draft_kv=draft_kv,
         capacity=device.memory_capacity,
     )
@@ -129,5 +131,5 @@ def _divides(tp: int, target: Architecture, drafter: Drafter | None) -> bool:
 
 
 def _most_heads(target: Architecture) -> int:
-    heads = [layer.attention.heads for layer, _ in target.layers]
+    heads = [layer.mixer.heads for layer, _ in target.layers if layer.mixer is not None]
     return max(heads, default=1)

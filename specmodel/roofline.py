@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.architectures import Architecture
-from specmodel.costs import Operator, pass_operators
-from specmodel.dtypes import BYTES
+from specmodel.costs import Operator, gemm, pass_operators
 from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap, whole_array
 from specmodel.hardware import Device
 
@@ -264,7 +263,10 @@ def _arithmetic(device: Device, op: Operator) -> Floats:
     """Return the time of one run's FLOPs at the dense peak of their format. [s]"""
     if op.compute_dtype is None:
         return np.asarray(0.0)
-    return np.asarray(op.flops) / device.flops(op.compute_dtype)
+    dtype = op.compute_dtype
+    if op.else_dtype is not None and dtype not in device.peak_flops:
+        dtype = op.else_dtype
+    return np.asarray(op.flops) / device.flops(dtype)
 
 
 def _link_bandwidth(device: Device, tp: int) -> float:
@@ -374,8 +376,13 @@ def gemm_turn_rows(
     >>> round(gemm_turn_rows(h100, llama), 1)
     260.6
     """
-    dtype, eff = architecture.weight_dtype, Execution.of(execution, options).effective
-    return device.rho(dtype) * eff.eta_f / eff.eta_m * BYTES[dtype] / 2
+    eff = Execution.of(execution, options).effective
+    layer = next(iter(architecture.distinct_layers()), None)
+    linear = next(layer.linears(architecture.hidden_size)) if layer else architecture.lm_head
+    one = gemm(architecture, linear)
+    seconds = float(np.asarray(_arithmetic(device, one))) / eff.eta_f
+    streaming = architecture.matrix_bytes(linear.inputs, linear.outputs, linear.role)
+    return streaming * linear.copies / (eff.eta_m * device.memory_bandwidth) / seconds
 
 
 def critical_batch(

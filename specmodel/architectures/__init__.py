@@ -2,17 +2,16 @@
 
 from specmodel.architectures.config import from_dict, read_config
 from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
-from specmodel.architectures.presets import load_model, model_names
-from specmodel.architectures.records import (
+from specmodel.architectures.parts import (
     MLP,
-    Architecture,
     Attention,
-    Fusion,
     LatentAttention,
-    Layer,
     Linear,
     MoE,
+    Recurrent,
 )
+from specmodel.architectures.presets import load_model, model_names
+from specmodel.architectures.records import Architecture, Fusion, Layer
 
 __all__ = [
     "MLP",
@@ -23,6 +22,7 @@ __all__ = [
     "Layer",
     "Linear",
     "MoE",
+    "Recurrent",
     "eagle3_head",
     "eagle_head",
     "from_dict",

@@ -12,15 +12,9 @@ from typing import Any
 
 from specmodel.architectures.heads import eagle3_record
 from specmodel.architectures.keys import Keys
-from specmodel.architectures.records import (
-    MLP,
-    Architecture,
-    Attention,
-    LatentAttention,
-    Layer,
-    MoE,
-)
-from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
+from specmodel.architectures.parts import MLP, Attention, LatentAttention, MoE
+from specmodel.architectures.records import Architecture, Layer
+from specmodel.dtypes import ACTIVATION_DTYPES, Quantisation, canonical_dtype
 from specmodel.errors import ArchitectureError, DomainError, did_you_mean
 
 _ACTIVATIONS = {"silu", "swish", "swiglu"}
@@ -145,7 +139,6 @@ def _common(keys: Keys, name: str, where: str) -> dict[str, Any]:
         "head_vocab_size": vocab,
         "tied_embeddings": keys.flag("tie_word_embeddings", False),
         "dtype": dtype,
-        "weight_dtype": dtype,
         "kv_dtype": dtype,
         "max_positions": keys.whole("max_position_embeddings", None)
         if keys.values.get("max_position_embeddings") is not None
@@ -197,14 +190,14 @@ def _llama(keys: Keys, common: dict[str, Any]) -> Architecture:
     bias = keys.flag("attention_bias", False)
     attention = _attention(keys, common, qkv_bias=bias, output_bias=bias)
     mlp = MLP(width=keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False))
-    layer = Layer(attention=attention, mlp=mlp)
+    layer = Layer(mixer=attention, mlp=mlp)
     return Architecture(**common, layers=((layer, _depth(keys)),))
 
 
 def _mistral(keys: Keys, common: dict[str, Any]) -> Architecture:
     window = keys.whole_or_none("sliding_window")
     layer = Layer(
-        attention=_attention(keys, common, window=window),
+        mixer=_attention(keys, common, window=window),
         mlp=MLP(width=keys.whole("intermediate_size")),
     )
     return Architecture(**common, layers=((layer, _depth(keys)),))
@@ -213,7 +206,7 @@ def _mistral(keys: Keys, common: dict[str, Any]) -> Architecture:
 def _mixtral(keys: Keys, common: dict[str, Any]) -> Architecture:
     window = keys.whole_or_none("sliding_window", None)
     moe = _routed(keys, experts="num_local_experts", width="intermediate_size")
-    layer = Layer(attention=_attention(keys, common, window=window), mlp=moe)
+    layer = Layer(mixer=_attention(keys, common, window=window), mlp=moe)
     return Architecture(**common, layers=((layer, _depth(keys)),))
 
 
@@ -251,7 +244,7 @@ def _qwen_dense(keys: Keys, common: dict[str, Any], **attention: Any) -> Archite
     mlp = MLP(width=keys.whole("intermediate_size"))
     base = _attention(keys, common, **attention)
     windows = _qwen_windows(keys, _depth(keys))
-    layers = (Layer(attention=replace(base, window=w), mlp=mlp) for w in windows)
+    layers = (Layer(mixer=replace(base, window=w), mlp=mlp) for w in windows)
     return Architecture(**common, layers=_runs(layers))
 
 
@@ -261,7 +254,7 @@ def _qwen2(keys: Keys, common: dict[str, Any]) -> Architecture:
 
 def _qwen3(keys: Keys, common: dict[str, Any]) -> Architecture:
     bias = keys.flag("attention_bias", False)
-    return _qwen_dense(keys, common, qk_norm=True, qkv_bias=bias, output_bias=bias)
+    return _qwen_dense(keys, common, qk_norm="head", qkv_bias=bias, output_bias=bias)
 
 
 def _qwen_moe(keys: Keys, common: dict[str, Any], moe: MoE, base: Attention) -> Architecture:
@@ -271,7 +264,7 @@ def _qwen_moe(keys: Keys, common: dict[str, Any], moe: MoE, base: Attention) -> 
     dense = MLP(width=keys.whole("intermediate_size"))
     layers = (
         Layer(
-            attention=replace(base, window=window),
+            mixer=replace(base, window=window),
             mlp=moe if i not in dense_layers and (i + 1) % step == 0 else dense,
         )
         for i, window in enumerate(_qwen_windows(keys, count))
@@ -293,7 +286,7 @@ def _qwen2_moe(keys: Keys, common: dict[str, Any]) -> Architecture:
 def _qwen3_moe(keys: Keys, common: dict[str, Any]) -> Architecture:
     moe = _routed(keys, experts="num_experts", width="moe_intermediate_size")
     bias = keys.flag("attention_bias", False)
-    attention = _attention(keys, common, qk_norm=True, qkv_bias=bias, output_bias=bias)
+    attention = _attention(keys, common, qk_norm="head", qkv_bias=bias, output_bias=bias)
     return _qwen_moe(keys, common, moe, attention)
 
 
@@ -318,7 +311,7 @@ def _deepseek(keys: Keys, common: dict[str, Any]) -> Architecture:
     first = keys.whole("first_k_dense_replace", low=0)
     step = keys.whole("moe_layer_freq", 1)
     layers = (
-        Layer(attention=attention, mlp=moe if i >= first and i % step == 0 else dense)
+        Layer(mixer=attention, mlp=moe if i >= first and i % step == 0 else dense)
         for i in range(_depth(keys))
     )
     mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
@@ -395,8 +388,7 @@ def _with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
     quant.refuse_unread()
     return replace(
         architecture,
-        weight_dtype="fp8",
-        scale_block=block,
+        quantisation=Quantisation(dtype="fp8", block=block),
         kv_dtype=_dtype(quant, "kv_cache_dtype", kv) if kv else architecture.kv_dtype,
     )
 

@@ -12,13 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specmodel.architectures.records import (
-    MLP,
-    Architecture,
-    Attention,
-    Fusion,
-    Layer,
-)
+from specmodel.architectures.parts import MLP, Attention
+from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.errors import ArchitectureError
 
 EAGLE3_DRAFT_VOCAB = 32_000
@@ -45,7 +40,7 @@ def eagle_head(target: Architecture, shape: Architecture | None = None) -> Archi
     return _head(
         target,
         "EAGLE",
-        layers=((Layer(attention=attention, mlp=mlp, norms=1), 1),),
+        layers=((Layer(mixer=attention, mlp=mlp, norms=1), 1),),
         fusion=Fusion(inputs=2 * target.hidden_size, bias=True),
         final_norm=False,
         own_head=False,
@@ -73,7 +68,6 @@ def eagle3_head(target: Architecture, *, draft_vocab: int = EAGLE3_DRAFT_VOCAB) 
         "vocab_size": target.vocab_size,
         "head_vocab_size": min(draft_vocab, target.vocab_size),
         "dtype": target.dtype,
-        "weight_dtype": target.dtype,
         "kv_dtype": target.kv_dtype,
     }
     return eagle3_record(common, attention, mlp, target_hidden=target.hidden_size)
@@ -94,8 +88,8 @@ def eagle3_record(
     draft pass.
     """
     wide = replace(attention, input_width=2 * common["hidden_size"])
-    first = Layer(attention=wide, mlp=mlp, norms=3)
-    rest = Layer(attention=attention, mlp=mlp)
+    first = Layer(mixer=wide, mlp=mlp, norms=3)
+    rest = Layer(mixer=attention, mlp=mlp)
     return Architecture(
         **common,
         layers=((first, 1),) if layers == 1 else ((first, 1), (rest, layers - 1)),
@@ -127,8 +121,7 @@ def mtp_head(target: Architecture) -> Architecture:
         layers=((target.layers[-1][0], 1),),
         fusion=Fusion(inputs=2 * target.hidden_size, norms=2),
         own_head=False,
-        weight_dtype=target.weight_dtype,
-        scale_block=target.scale_block,
+        quantisation=target.quantisation,
     )
 
 
@@ -142,8 +135,9 @@ def _head(target: Architecture, kind: str, **fields: Any) -> Architecture:
             "head_kind": kind.lower(),
             "own_embedding": False,
             "tied_embeddings": False,
-            "weight_dtype": target.dtype,
-            "scale_block": None,
+            "quantisation": None,
+            "position_params": 0,
+            "norm_size": 1,
             "mtp_layers": 0,
             **fields,
         },
@@ -152,16 +146,21 @@ def _head(target: Architecture, kind: str, **fields: Any) -> Architecture:
 
 def _dense_parts(target: Architecture, kind: str) -> tuple[Attention, MLP]:
     """Return the target's attention (no window) and a dense MLP of its width, without biases."""
-    attention = target.layers[-1][0].attention
-    if not isinstance(attention, Attention):
+    attention = next(
+        (x.mixer for x, _ in reversed(target.layers) if isinstance(x.mixer, Attention)), None
+    )
+    if attention is None:
+        kinds = ", ".join(target.layers_by_kind())
         raise ArchitectureError(
-            f"an {kind} head cannot be derived from {target.name} (its attention is "
-            f"{attention.kind}): give the head's own config.json (--draft)"
+            f"an {kind} head cannot be derived from {target.name} ({kinds}): give the head's own "
+            "config.json (--draft)"
         )
     if target.dense_width is None:
         raise ArchitectureError(
             f"an {kind} head cannot be derived from {target.name} (no intermediate_size): "
             "give the head's own config.json (--draft)"
         )
-    plain = replace(attention, window=None, qkv_bias=False, output_bias=False, qk_norm=False)
+    plain = Attention(
+        heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim
+    )
     return plain, MLP(width=target.dense_width)

@@ -1,8 +1,4 @@
-"""What a model is made of, as far as its cost is concerned.
-
-A record knows its matrices; parameter counts, weight bytes and (in `specmodel.costs`)
-FLOPs all follow from that one list, so they cannot disagree.
-"""
+"""A model as its cost model sees it: layers of parts, embeddings, formats, draft-head wiring."""
 
 from __future__ import annotations
 
@@ -10,259 +6,56 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from specmodel.dtypes import BYTES
+from specmodel.architectures.parts import (
+    Attention,
+    FeedForward,
+    LatentAttention,
+    Linear,
+    Mixer,
+    MoE,
+    Recurrent,
+)
+from specmodel.dtypes import BYTES, Quantisation, default_quantisation
 from specmodel.errors import DomainError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """One weight matrix, or several of the same shape that run as one kernel.
-
-    `inputs` and `outputs` are per matrix; `copies` matrices run side by side. `bias`
-    counts bias elements over all copies. `quantised` matrices take the weight dtype,
-    the others the activation dtype.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    copies: int = 1
-    bias: int = 0
-    quantised: bool = True
-
-    @property
-    def weights(self) -> int:
-        """Weight elements, biases left out."""
-        return self.inputs * self.outputs * self.copies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """Softmax attention with per-head keys and values (MHA, GQA or MQA).
-
-    `window` caps the context that is kept and read [token]; None reads all of it.
-    `input_width` is the width of the vector that queries, keys and values are projected
-    from, when it is not the hidden size (EAGLE-3: twice it).
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    input_width: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """The usual name of the variant."""
-        name = {self.heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
-        return f"{name}, window {self.window}" if self.window else name
-
-    @property
-    def kv_elements(self) -> int:
-        """Cached elements per token."""
-        return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def norm_params(self) -> int:
-        """Parameters of norms inside the attention."""
-        return 2 * self.head_dim if self.qk_norm else 0
-
-    @property
-    def normed_elements(self) -> int:
-        """Elements per row that norms inside the attention go over."""
-        return (self.heads + self.kv_heads) * self.head_dim if self.qk_norm else 0
-
-    @property
-    def flops_per_pair(self) -> int:
-        """FLOPs for one query position against one cached position."""
-        return 4 * self.heads * self.head_dim
-
-    def linears(self, hidden: int) -> Iterator[Linear]:
-        """Yield the weight matrices."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        width = self.input_width or hidden
-        yield Linear(name="qkv", inputs=width, outputs=qkv, bias=qkv if self.qkv_bias else 0)
-        yield Linear(
-            name="attention output",
-            inputs=self.heads * self.head_dim,
-            outputs=hidden,
-            bias=hidden if self.output_bias else 0,
-        )
-
-    def shard(self, tp: int) -> Attention:
-        """Return one rank's share under tensor parallelism; KV heads replicate past their count."""
-        if self.heads % tp:
-            raise DomainError(f"tp must divide the {self.heads} attention heads; got {tp}")
-        if self.kv_heads % tp and tp % self.kv_heads:
-            raise DomainError(
-                f"tp must divide the {self.kv_heads} KV heads or be a multiple of them; got {tp}"
-            )
-        return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention (MLA), decoded in its absorbed form.
-
-    The cache holds one latent vector of ``kv_lora_rank + rope_dim`` per token, shared by
-    all heads. In the absorbed form the up-projection is applied to the query and to the
-    attention output instead of to the cache (DeepSeek-V2, arXiv:2405.04434, section 2.1).
-    """
-
-    heads: int
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    bias: bool = False
-
-    window: ClassVar[None] = None
-
-    @property
-    def kind(self) -> str:
-        """The usual name of the variant."""
-        return "MLA"
-
-    @property
-    def normed_elements(self) -> int:
-        """Elements per row that norms inside the attention go over."""
-        return self.norm_params
-
-    @property
-    def kv_elements(self) -> int:
-        """Cached elements per token."""
-        return self.kv_lora_rank + self.rope_dim
-
-    @property
-    def norm_params(self) -> int:
-        """Parameters of norms inside the attention."""
-        return self.kv_lora_rank + (self.q_lora_rank or 0)
-
-    @property
-    def flops_per_pair(self) -> int:
-        """FLOPs for one query position against one cached position."""
-        return 2 * self.heads * (2 * self.kv_lora_rank + self.rope_dim)
-
-    def linears(self, hidden: int) -> Iterator[Linear]:
-        """Yield the weight matrices."""
-        latent = self.kv_lora_rank + self.rope_dim
-        q_width = self.heads * (self.nope_dim + self.rope_dim)
-        if self.q_lora_rank is None:
-            yield Linear(name="q", inputs=hidden, outputs=q_width)
-            yield Linear(
-                name="kv down", inputs=hidden, outputs=latent, bias=latent if self.bias else 0
-            )
-        else:
-            down = self.q_lora_rank + latent
-            yield Linear(
-                name="q and kv down", inputs=hidden, outputs=down, bias=down if self.bias else 0
-            )
-            yield Linear(name="q up", inputs=self.q_lora_rank, outputs=q_width)
-        yield Linear(
-            name="absorbed k up", inputs=self.nope_dim, outputs=self.kv_lora_rank, copies=self.heads
-        )
-        yield Linear(
-            name="absorbed v up", inputs=self.kv_lora_rank, outputs=self.v_dim, copies=self.heads
-        )
-        yield Linear(
-            name="attention output",
-            inputs=self.heads * self.v_dim,
-            outputs=hidden,
-            bias=hidden if self.bias else 0,
-        )
-
-    def shard(self, tp: int) -> LatentAttention:
-        """Return one rank's share: heads are split, the latent cache is replicated."""
-        if self.heads % tp:
-            raise DomainError(f"tp must divide the {self.heads} attention heads; got {tp}")
-        return replace(self, heads=self.heads // tp)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLP:
-    """A gated feed-forward network (SwiGLU: three matrices)."""
-
-    width: int
-    bias: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The usual name of the variant."""
-        return "dense"
-
-    def linears(self, hidden: int) -> Iterator[Linear]:
-        """Yield the weight matrices."""
-        up = 2 * self.width
-        yield Linear(name="gate and up", inputs=hidden, outputs=up, bias=up if self.bias else 0)
-        yield Linear(
-            name="down", inputs=self.width, outputs=hidden, bias=hidden if self.bias else 0
-        )
-
-    def shard(self, tp: int) -> MLP:
-        """Return one rank's share."""
-        return replace(self, width=_split(self.width, tp, "feed-forward width"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoE:
-    """A mixture of gated experts: a router, routed experts and an always-active shared expert.
-
-    `shared_width` is the summed width of the shared experts (0: none); `shared_gate`
-    says that the shared expert has its own scalar gate (Qwen2-MoE).
-    """
-
-    experts: int
-    top_k: int
-    width: int
-    shared_width: int = 0
-    shared_gate: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The usual name of the variant."""
-        return f"MoE {self.experts} top-{self.top_k}"
-
-    @property
-    def expert_weights_per_hidden(self) -> int:
-        """Weights of one routed expert, divided by the hidden size."""
-        return 3 * self.width
-
-    def linears(self, hidden: int) -> Iterator[Linear]:
-        """Yield the matrices that every token goes through; the routed experts are apart."""
-        yield Linear(name="router", inputs=hidden, outputs=self.experts, quantised=False)
-        if self.shared_width:
-            yield Linear(name="shared gate and up", inputs=hidden, outputs=2 * self.shared_width)
-            yield Linear(name="shared down", inputs=self.shared_width, outputs=hidden)
-        if self.shared_gate:
-            yield Linear(name="shared gate", inputs=hidden, outputs=1, quantised=False)
-
-    def shard(self, tp: int) -> MoE:
-        """Return one rank's share: every expert's width is split."""
-        return replace(
-            self,
-            width=_split(self.width, tp, "expert width"),
-            shared_width=_split(self.shared_width, tp, "shared expert width"),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer: attention, feed-forward, and `norms` norms of the hidden size."""
+    """One decoder layer: a mixer, a feed-forward network, and `norms` norms of the hidden size.
 
-    attention: Attention | LatentAttention
-    mlp: MLP | MoE
+    Either part may be missing (hybrids that alternate them). `extra_params` counts parameters
+    that no matrix or norm above holds.
+    """
+
+    mixer: Mixer | None
+    mlp: FeedForward | None
     norms: int = 2
+    extra_params: int = 0
+
+    @property
+    def attention(self) -> Attention | LatentAttention | None:
+        """The mixer, where it is attention."""
+        return None if isinstance(self.mixer, Recurrent) else self.mixer
 
     @property
     def kind(self) -> str:
         """A short description for people."""
-        return f"{self.attention.kind} + {self.mlp.kind}"
+        return " + ".join(part.kind for part in (self.mixer, self.mlp) if part is not None)
+
+    def linears(self, hidden: int) -> Iterator[Linear]:
+        """Yield the matrices that every token goes through."""
+        for part in (self.mixer, self.mlp):
+            if part is not None:
+                yield from part.linears(hidden)
+
+    def shard(self, tp: int) -> Layer:
+        """Return one rank's share under tensor parallelism."""
+        return replace(
+            self,
+            mixer=self.mixer and self.mixer.shard(tp),
+            mlp=self.mlp and self.mlp.shard(tp),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,10 +93,14 @@ class Architecture:
         draft head that is derived from the model.
     head_vocab_size : int
         Rows of the LM head; smaller than `vocab_size` for a reduced draft vocabulary.
-    dtype, weight_dtype, kv_dtype : str
-        Of activations and unquantised weights, of quantised matrices, of the KV cache.
-    scale_block : tuple of int or None
-        A float32 scale for each such block of a quantised matrix; None: scales not counted.
+    dtype, kv_dtype : str
+        Of activations and unquantised weights, of the KV cache.
+    quantisation : Quantisation or None
+        How quantised matrices are kept; None: all weights are in `dtype`.
+    norm_size : int
+        Parameters of one norm, in hidden sizes: 1, or 2 where norms have biases (LayerNorm).
+    position_params : int
+        Learnt position embeddings.
     head_kind : str or None
         ``eagle``, ``eagle3``, ``mtp`` or ``medusa`` for a draft head, None for a whole model.
     fusion : Fusion or None
@@ -329,9 +126,10 @@ class Architecture:
     dense_width: int | None = None
     tied_embeddings: bool = False
     dtype: str = "bfloat16"
-    weight_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
-    scale_block: tuple[int, int] | None = None
+    quantisation: Quantisation | None = None
+    norm_size: int = 1
+    position_params: int = 0
     head_kind: str | None = None
     fusion: Fusion | None = None
     own_embedding: bool = True
@@ -340,6 +138,11 @@ class Architecture:
     mtp_layers: int = 0
     max_positions: int | None = None
     source: str = ""
+
+    @property
+    def weight_dtype(self) -> str:
+        """Format of the layers' matrices."""
+        return self.quantisation.dtype if self.quantisation else self.dtype
 
     @property
     def n_layers(self) -> int:
@@ -371,7 +174,7 @@ class Architecture:
     def lm_head(self) -> Linear:
         """The LM head; where the embeddings are tied it is the same table."""
         return Linear(
-            name="LM head", inputs=self.hidden_size, outputs=self.head_vocab_size, quantised=False
+            name="LM head", inputs=self.hidden_size, outputs=self.head_vocab_size, role="head"
         )
 
     @property
@@ -384,36 +187,41 @@ class Architecture:
             inputs=self.fusion.inputs,
             outputs=self.hidden_size,
             bias=self.hidden_size if self.fusion.bias else 0,
-            quantised=False,
+            role="fusion",
+        )
+
+    def moe_layers(self) -> Iterator[tuple[MoE, int]]:
+        """Yield each distinct mixture of experts and how many layers have it."""
+        for layer, count in self.distinct_layers().items():
+            if isinstance(layer.mlp, MoE):
+                yield layer.mlp, count
+
+    def _experts(self, *, active: bool) -> int:
+        """Return the weights and biases of all routed experts, or of those one token uses."""
+        hidden = self.hidden_size
+        return sum(
+            count
+            * (moe.top_k if active else moe.experts)
+            * (moe.expert_weights(hidden) + moe.expert_biases(hidden))
+            for moe, count in self.moe_layers()
         )
 
     @property
     def routed_expert_params(self) -> int:
         """Parameters of all routed experts."""
-        return sum(
-            count * layer.mlp.experts * layer.mlp.expert_weights_per_hidden * self.hidden_size
-            for layer, count in self.layers
-            if isinstance(layer.mlp, MoE)
-        )
+        return self._experts(active=False)
 
     @property
     def matmul_params(self) -> int:
         """Weights that one token is multiplied with: all layers (active experts), LM head."""
-        return sum(n * linear.weights for linear, n in self._linears()) + self._active_experts
-
-    @property
-    def _active_experts(self) -> int:
-        return sum(
-            count * layer.mlp.top_k * layer.mlp.expert_weights_per_hidden * self.hidden_size
-            for layer, count in self.layers
-            if isinstance(layer.mlp, MoE)
+        experts = sum(
+            n * m.top_k * m.expert_weights(self.hidden_size) for m, n in self.moe_layers()
         )
+        return sum(n * linear.weights for linear, n in self._linears()) + experts
 
     def _linears(self) -> Iterator[tuple[Linear, int]]:
         for layer, count in self.distinct_layers().items():
-            for linear in layer.attention.linears(self.hidden_size):
-                yield linear, count
-            for linear in layer.mlp.linears(self.hidden_size):
+            for linear in layer.linears(self.hidden_size):
                 yield linear, count
         if self.fusion_linear is not None:
             yield self.fusion_linear, 1
@@ -421,21 +229,21 @@ class Architecture:
 
     @property
     def vector_params(self) -> int:
-        """Norm weights and biases."""
-        norms = sum(
-            count * (layer.norms * self.hidden_size + layer.attention.norm_params)
-            for layer, count in self.layers
-        )
-        norms += self.hidden_size * (
-            int(self.final_norm) + (self.fusion.norms if self.fusion else 0)
-        )
-        return norms + sum(n * linear.bias for linear, n in self._linears())
+        """Norm weights, biases (of experts aside) and other vectors."""
+        norm = self.norm_size * self.hidden_size
+        total = norm * (int(self.final_norm) + (self.fusion.norms if self.fusion else 0))
+        for layer, count in self.layers:
+            own = layer.norms * norm + layer.extra_params
+            own += layer.mixer.norm_params if layer.mixer is not None else 0
+            own += layer.mlp.extra_params if isinstance(layer.mlp, MoE) else 0
+            total += count * own
+        return total + sum(n * linear.bias for linear, n in self._linears())
 
     @property
     def total_params(self) -> int:
         """All parameters held by this model; tied tables once, MTP blocks left out."""
         matrices = sum(n * linear.weights for linear, n in self._linears())
-        total = matrices + self.routed_expert_params + self.vector_params
+        total = matrices + self.routed_expert_params + self.vector_params + self.position_params
         if self.tied_embeddings or not self.own_head:
             total -= self.lm_head.weights
         return total + (self.embedding_params if self.own_embedding else 0)
@@ -443,62 +251,87 @@ class Architecture:
     @property
     def active_params(self) -> int:
         """Parameters used for one token, both embedding tables counted."""
-        return self.total_params - self.routed_expert_params + self._active_experts
+        return self.total_params - self.routed_expert_params + self._experts(active=True)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that one token adds to the KV cache."""
-        return sum(count * layer.attention.kv_elements for layer, count in self.layers)
+        """Elements that one token adds to the KV cache, windowed layers included."""
+        return sum(self.kv_elements_by_window().values())
+
+    def kv_elements_by_window(self) -> dict[int | None, int]:
+        """Return the cached elements per token by the window that caps them; None: uncapped."""
+        found: Counter[int | None] = Counter()
+        for layer, count in self.layers:
+            if isinstance(layer.mixer, Attention):
+                found[layer.mixer.window] += count * layer.mixer.kv_elements
+            elif layer.mixer is not None:
+                found[None] += count * layer.mixer.kv_elements
+        return {window: elements for window, elements in found.items() if elements}
 
     # -- bytes ---------------------------------------------------------------------------
 
+    def is_quantised(self, role: str) -> bool:
+        """Return whether matrices of a role are kept in the quantised format."""
+        return self.quantisation is not None and role in self.quantisation.roles
+
+    def matrix_bytes(self, inputs: int, outputs: int, role: str) -> float:
+        """Return the bytes of one ``inputs x outputs`` matrix with its quantisation scales."""
+        if self.quantisation is not None and role in self.quantisation.roles:
+            return self.quantisation.matrix_bytes(inputs, outputs)
+        return inputs * outputs * BYTES[self.dtype]
+
     def linear_bytes(self, linear: Linear) -> float:
-        """Bytes of a matrix with its bias and its quantisation scales."""
-        return (
-            self.matrix_bytes(linear.inputs, linear.outputs, quantised=linear.quantised)
-            * linear.copies
-            + linear.bias * BYTES[self.dtype]
-        )
+        """Return the bytes of a matrix with its bias and its quantisation scales."""
+        stored = self.matrix_bytes(linear.inputs, linear.outputs, linear.role) * linear.copies
+        return stored + linear.bias * BYTES[self.dtype]
 
-    def matrix_bytes(self, inputs: int, outputs: int, *, quantised: bool) -> float:
-        """Bytes of one ``inputs x outputs`` matrix with its quantisation scales."""
-        if not quantised:
-            return inputs * outputs * BYTES[self.dtype]
-        stored = inputs * outputs * BYTES[self.weight_dtype]
-        if self.scale_block and self.weight_dtype != self.dtype:
-            rows, columns = self.scale_block
-            stored += math.ceil(outputs / rows) * math.ceil(inputs / columns) * BYTES["float32"]
-        return stored
-
-    def expert_bytes(self, moe: MoE) -> float:
-        """Bytes of one routed expert."""
-        return 2 * self.matrix_bytes(
-            self.hidden_size, moe.width, quantised=True
-        ) + self.matrix_bytes(moe.width, self.hidden_size, quantised=True)
+    def expert_bytes(self, moe: MoE) -> tuple[float, float]:
+        """Return the bytes of one routed expert: its up (and gate) matrices, its down matrix."""
+        hidden, each = self.hidden_size, BYTES[self.dtype]
+        ups = moe.matrices - 1
+        up = ups * self.matrix_bytes(hidden, moe.width, "experts")
+        down = self.matrix_bytes(moe.width, hidden, "experts")
+        if moe.bias:
+            up, down = up + ups * moe.width * each, down + hidden * each
+        return up, down
 
     @property
     def weight_bytes(self) -> float:
         """Bytes that the weights take in memory."""
         total = sum(n * self.linear_bytes(linear) for linear, n in self._linears())
-        for layer, count in self.layers:
-            if isinstance(layer.mlp, MoE):
-                total += count * layer.mlp.experts * self.expert_bytes(layer.mlp)
+        total += sum(n * moe.experts * sum(self.expert_bytes(moe)) for moe, n in self.moe_layers())
         biases = sum(n * linear.bias for linear, n in self._linears())
-        total += (self.vector_params - biases) * BYTES[self.dtype]
+        total += (self.vector_params - biases + self.position_params) * BYTES[self.dtype]
         if self.tied_embeddings or not self.own_head:
             total -= self.linear_bytes(self.lm_head)
         return total + (self.embedding_params * BYTES[self.dtype] if self.own_embedding else 0.0)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes that one token adds to the KV cache."""
+        """Bytes that one token adds to the KV cache, index keys of sparse attention aside."""
         return self.kv_elements_per_token * BYTES[self.kv_dtype]
 
     def kv_bytes(self, context: float) -> float:
-        """Bytes of KV cache of one sequence of `context` tokens, windows respected."""
-        return BYTES[self.kv_dtype] * sum(
-            count * layer.attention.kv_elements * min(context, layer.attention.window or math.inf)
+        """Return the bytes of cache of one sequence: KV within windows, index keys."""
+        each = BYTES[self.kv_dtype]
+        kept = sum(
+            elements * min(context, window or math.inf)
+            for window, elements in self.kv_elements_by_window().items()
+        )
+        index = sum(
+            count * layer.mixer.index_dim * context
             for layer, count in self.layers
+            if isinstance(layer.mixer, LatentAttention)
+        )
+        return each * (kept + index)
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of constant recurrent state per sequence."""
+        return sum(
+            count * layer.mixer.state_elements * layer.mixer.state_bytes_each
+            for layer, count in self.layers
+            if isinstance(layer.mixer, Recurrent)
         )
 
     # -- variants ------------------------------------------------------------------------
@@ -514,10 +347,7 @@ class Architecture:
         if tp == 1:
             return self
         try:
-            layers = tuple(
-                (replace(x, attention=x.attention.shard(tp), mlp=x.mlp.shard(tp)), count)
-                for x, count in self.layers
-            )
+            layers = tuple((layer.shard(tp), count) for layer, count in self.layers)
         except DomainError as error:
             raise DomainError(f"{self.name}: {error}") from None
         return replace(
@@ -540,11 +370,12 @@ class Architecture:
         """Return the model with the KV that its layers read capped at `tokens` per sequence."""
         layers = []
         for layer, count in self.layers:
-            attention = layer.attention
-            if isinstance(attention, LatentAttention):
+            mixer = layer.mixer
+            if isinstance(mixer, LatentAttention):
                 raise DomainError("a KV budget is not modelled for latent attention (MLA)")
-            window = min(tokens, attention.window or tokens)
-            layers.append((replace(layer, attention=replace(attention, window=window)), count))
+            if isinstance(mixer, Attention):
+                mixer = replace(mixer, window=min(tokens, mixer.window or tokens))
+            layers.append((replace(layer, mixer=mixer), count))
         return replace(self, layers=tuple(layers))
 
     def with_dtypes(
@@ -557,22 +388,9 @@ class Architecture:
         """
         result = self
         if dtype is not None:
-            unquantised = self.weight_dtype == self.dtype
             kv_follows = self.kv_dtype == self.dtype
-            result = replace(
-                result,
-                dtype=dtype,
-                weight_dtype=dtype if unquantised else self.weight_dtype,
-                kv_dtype=dtype if kv_follows else self.kv_dtype,
-            )
-        if weights is not None:
-            same = weights == self.weight_dtype
-            block = self.scale_block if same else None
-            result = replace(result, weight_dtype=weights, scale_block=block)
+            result = replace(result, dtype=dtype, kv_dtype=dtype if kv_follows else self.kv_dtype)
+        if weights is not None and weights != result.weight_dtype:
+            plain = weights == result.dtype
+            result = replace(result, quantisation=None if plain else default_quantisation(weights))
         return replace(result, kv_dtype=kv) if kv is not None else result
-
-
-def _split(width: int, tp: int, what: str) -> int:
-    if width % tp:
-        raise DomainError(f"tp must divide the {what} {width}; got {tp}")
-    return width // tp
