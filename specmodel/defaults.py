@@ -76,7 +76,9 @@ def default_kind(target: Architecture, draft: Architecture | None) -> str:
         return draft.head_kind or DraftModel.kind
     if target.mtp_layers:
         return MTP.kind
-    derivable = any(isinstance(layer.mixer, Attention) for layer, _ in target.layers)
+    derivable = target.dense_width is not None and any(
+        isinstance(layer.mixer, Attention) for layer, _ in target.layers
+    )
     return Eagle3.kind if derivable else NGram.kind
 
 

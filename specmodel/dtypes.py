@@ -68,6 +68,10 @@ def canonical_dtype(name: str, *, what: str = "dtype") -> str:
     return key
 
 
+QUANTISABLE = frozenset({"attention", "attention output", "mlp", "experts", "shared"})
+"""Roles of the matrices that quantisation usually covers (`specmodel.architectures.Role`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
     """How quantised matrices are stored and multiplied.
@@ -89,7 +93,7 @@ class Quantisation:
     """
 
     dtype: str
-    roles: frozenset[str] = frozenset({"attention", "mlp", "experts", "shared"})
+    roles: frozenset[str] = QUANTISABLE
     block: tuple[int, int] | None = None
     group: int | None = None
     scale_bytes: float = 0.0

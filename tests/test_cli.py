@@ -222,7 +222,10 @@ def test_every_model_has_an_answer_by_default(run: Run, name: str) -> None:
 
 def test_every_device_has_an_answer(run: Run) -> None:
     for name in sm.device_names():
-        assert run.json("predict", "--gpu", name, "--batch", "1")["points"][0]["T_p"] > 0
+        flops = sm.load_device(name).peak_flops
+        dtype = "bf16" if "bfloat16" in flops else "fp16"
+        result = run.json("predict", "--gpu", name, "--batch", "1", "--dtype", dtype)
+        assert result["points"][0]["T_p"] > 0
 
 
 def test_a_device_without_bfloat16(run: Run, tmp_path: Path) -> None:

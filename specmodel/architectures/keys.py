@@ -21,6 +21,13 @@ WITHOUT_EFFECT = frozenset(
     transformers.js_config tokenizer_class
     torchscript gradient_checkpointing return_dict output_attentions output_hidden_states
     use_return_dict is_encoder_decoder finetuning_task problem_type task_specific_params
+    attn_logit_softcapping final_logit_softcapping cache_implementation query_pre_attn_scalar
+    rope_local_base_freq layer_norm_epsilon diversity_penalty length_penalty repetition_penalty
+    encoder_no_repeat_ngram_size no_repeat_ngram_size max_length min_length num_beams
+    num_beam_groups do_sample early_stopping temperature top_k top_p typical_p epsilon_cutoff
+    eta_cutoff output_scores return_dict_in_generate remove_invalid_values tf_legacy_loss
+    use_bfloat16 is_decoder add_cross_attention pruned_heads prefix bad_words_ids suppress_tokens
+    exponential_decay_length_penalty cross_attention_hidden_size
     chunk_size_feed_forward attn_implementation use_flash_attn num_return_sequences
     """.split()
 )

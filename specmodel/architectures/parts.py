@@ -12,8 +12,10 @@ from typing import ClassVar, Literal
 
 from specmodel.errors import DomainError
 
-Role = Literal["attention", "mlp", "experts", "shared", "router", "head", "fusion"]
-"""What a matrix belongs to, as far as quantisation tells matrices apart."""
+Role = Literal[
+    "attention", "attention output", "mlp", "experts", "shared", "router", "head", "fusion", "kept"
+]
+"""What a matrix belongs to, as far as quantisation tells them apart; ``kept``: left out of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +148,7 @@ class Attention:
             inputs=self.output_width,
             outputs=hidden,
             bias=hidden if self.output_bias else 0,
-            role="attention",
+            role="attention output",
         )
 
     def shard(self, tp: int) -> Attention:
@@ -258,7 +260,7 @@ class LatentAttention:
             inputs=self.heads * self.v_dim,
             outputs=hidden,
             bias=hidden if self.bias else 0,
-            role="attention",
+            role="attention output",
         )
         if self.index_heads:
             yield Linear(

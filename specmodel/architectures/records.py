@@ -25,13 +25,15 @@ class Layer:
     """One decoder layer: a mixer, a feed-forward network, and `norms` norms of the hidden size.
 
     Either part may be missing (hybrids that alternate them). `extra_params` counts parameters
-    that no matrix or norm above holds.
+    that no matrix or norm above holds; `unquantised` names roles that quantisation leaves out
+    in this layer.
     """
 
     mixer: Mixer | None
     mlp: FeedForward | None
     norms: int = 2
     extra_params: int = 0
+    unquantised: frozenset[str] = frozenset()
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
@@ -46,8 +48,9 @@ class Layer:
     def linears(self, hidden: int) -> Iterator[Linear]:
         """Yield the matrices that every token goes through."""
         for part in (self.mixer, self.mlp):
-            if part is not None:
-                yield from part.linears(hidden)
+            for linear in part.linears(hidden) if part is not None else ():
+                kept = linear.role in self.unquantised
+                yield replace(linear, role="kept") if kept else linear
 
     def shard(self, tp: int) -> Layer:
         """Return one rank's share under tensor parallelism."""
@@ -113,6 +116,10 @@ class Architecture:
         Multi-token-prediction blocks that the checkpoint carries, not counted as parameters.
     max_positions : int or None
         Longest context the model was made for.
+    checkpoint_bytes : int or None
+        Size that the checkpoint's own index states, where one was found. [B]
+    notes : tuple of str
+        What had to be assumed to read it.
     source : str
         Where the description came from.
     """
@@ -137,6 +144,8 @@ class Architecture:
     final_norm: bool = True
     mtp_layers: int = 0
     max_positions: int | None = None
+    checkpoint_bytes: int | None = None
+    notes: tuple[str, ...] = ()
     source: str = ""
 
     @property
@@ -195,6 +204,10 @@ class Architecture:
         for layer, count in self.distinct_layers().items():
             if isinstance(layer.mlp, MoE):
                 yield layer.mlp, count
+
+    def expert_role(self, layer: Layer) -> str:
+        """Return the role of a layer's experts."""
+        return "kept" if "experts" in layer.unquantised else "experts"
 
     def _experts(self, *, active: bool) -> int:
         """Return the weights and biases of all routed experts, or of those one token uses."""

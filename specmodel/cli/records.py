@@ -158,8 +158,11 @@ def _model_values(model: Architecture) -> dict[str, Any]:
         "total_params": model.total_params,
         "active_params": model.active_params,
         "kv_elements_per_token": model.kv_elements_per_token,
+        **_kv_split(model),
         "kv_bytes_per_token": model.kv_bytes_per_token,
+        "state_bytes": model.state_bytes,
         "weight_bytes": model.weight_bytes,
+        "checkpoint_bytes": model.checkpoint_bytes,
         "n_layers": model.n_layers,
         "layers": model.layers_by_kind(),
         "hidden_size": model.hidden_size,
@@ -169,7 +172,19 @@ def _model_values(model: Architecture) -> dict[str, Any]:
         "weights": model.weight_dtype,
         "kv_dtype": model.kv_dtype,
         "mtp_layers": model.mtp_layers,
+        "notes": list(model.notes),
         "source": model.source,
+    }
+
+
+def _kv_split(model: Architecture) -> dict[str, Any]:
+    """Return the cached elements of layers without and with a window, and the window."""
+    split = model.kv_elements_by_window()
+    windows = [window for window in split if window is not None]
+    return {
+        "kv_elements_per_token_full": split.get(None, 0),
+        "kv_elements_per_token_windowed": sum(split[window] for window in windows),
+        "window": windows[0] if len(windows) == 1 else windows or None,
     }
 
 

@@ -51,7 +51,10 @@ def build(options: dict[str, Any]) -> Request:
     device = _device(options)
     if options["model"] is None:
         assumed["model"] = defaults.MODEL
-    target = _dtypes(load_model(options["model"] or defaults.MODEL), options)
+    model = load_model(options["model"] or defaults.MODEL)
+    if model.notes and options["dtype"] is None:
+        assumed["dtype"] = f"{model.name}: {'; '.join(model.notes)}"
+    target = _dtypes(model, options)
     if target.head_kind is not None:
         raise DomainError(f"{target.name} is a draft head: give it with --draft")
     draft = load_model(options["draft"]) if options["draft"] else None

@@ -1,0 +1,236 @@
+"""What a checkpoint says of its quantisation: formats, groups, excluded modules, KV cache."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from specmodel.architectures.families import as_dtype, runs
+from specmodel.architectures.keys import Keys
+from specmodel.architectures.parts import MoE
+from specmodel.architectures.records import Architecture, Layer
+from specmodel.dtypes import QUANTISABLE, Quantisation, default_quantisation
+from specmodel.errors import ArchitectureError
+
+_PLAIN = re.compile(
+    r"lm_head|embed|norm|router|conv1d|e_score|vision|mm_projector|multi_modal|mtp|eh_proj"
+    r"|(^|\.)(shared_expert_)?gate(\.weight)?$"
+)
+"""Modules that are never quantised, or are not part of the text model."""
+
+_MODULES: tuple[tuple[str, str, frozenset[str]], ...] = (
+    # excluded module, layer part it belongs to, what that makes unquantised
+    (r"shared_experts?", "mlp", frozenset({"shared"})),
+    (r"experts", "mlp", frozenset({"experts"})),
+    (r"(self_attn|linear_attn|mixer|attention)\.?(o_proj|out_proj)", "mixer",
+     frozenset({"attention output"})),
+    (r"(self_attn|linear_attn|mixer|attention)\.?\w+_proj\w*", "mixer", frozenset({"attention"})),
+    (r"(self_attn|linear_attn|attention)", "mixer", frozenset({"attention", "attention output"})),
+    (r"mlp|feed_forward|(gate|up|down)\w*_proj", "mlp", frozenset({"mlp"})),
+    (r"layers\.\d+", "", QUANTISABLE),
+)  # fmt: skip
+
+
+def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
+    """Return the model in the formats that ``quantization_config`` states.
+
+    Raises
+    ------
+    ArchitectureError
+        Naming the key or module that is not understood.
+    """
+    config = keys.raw("quantization_config", None)
+    if config is None:
+        return architecture
+    where = f"{keys.where}: quantization_config"
+    if not isinstance(config, dict):
+        raise ArchitectureError(f"{where}: must be an object; got {config!r}")
+    quant = Keys(config, where)
+    method = quant.text("quant_method")
+    readers = {
+        "fp8": _fp8,
+        "mxfp4": _mxfp4,
+        "modelopt": _modelopt,
+        "compressed-tensors": _compressed,
+        "awq": _awq,
+        "gptq": _gptq,
+    }
+    if method not in readers:
+        raise quant.error("quant_method", f"{method!r} is not supported; {', '.join(readers)} are")
+    quantisation = readers[method](quant)
+    excluded = [*_names(quant, "modules_to_not_convert"), *_names(quant, "ignore"),
+                *_names(quant, "exclude_modules")]  # fmt: skip
+    kv = _kv_dtype(quant)
+    quant.refuse_unread()
+    result = replace(architecture, quantisation=quantisation, kv_dtype=kv or architecture.kv_dtype)
+    return _exclude(result, excluded, quant)
+
+
+def from_hf_quant_config(keys: Keys) -> dict[str, Any]:
+    """Translate a ``hf_quant_config.json`` (ModelOpt) into a ``quantization_config``."""
+    keys.raw("producer", None)
+    inner = keys.raw("quantization")
+    if not isinstance(inner, dict):
+        raise keys.error("quantization", f"must be an object; got {inner!r}")
+    return {"quant_method": "modelopt", **inner}
+
+
+# -- formats -------------------------------------------------------------------------------------
+
+
+def _fp8(quant: Keys) -> Quantisation:
+    for key in ("activation_scheme", "fmt", "scale_fmt"):
+        quant.raw(key, None)
+    block = quant.raw("weight_block_size", None)
+    if block is None:
+        return Quantisation(dtype="fp8")
+    if not (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
+    ):
+        raise quant.error("weight_block_size", f"must be two whole numbers; got {block!r}")
+    return Quantisation(dtype="fp8", block=(block[0], block[1]))
+
+
+def _mxfp4(quant: Keys) -> Quantisation:
+    return replace(default_quantisation("mxfp4"), roles=frozenset({"experts"}))
+
+
+def _modelopt(quant: Keys) -> Quantisation:
+    for key in ("producer", "config_groups", "quant_method"):
+        quant.raw(key, None)
+    algorithm = quant.text("quant_algo")
+    group = quant.whole_or_none("group_size", None)
+    if algorithm == "FP8":
+        return Quantisation(dtype="fp8")
+    if algorithm == "NVFP4":
+        return replace(default_quantisation("nvfp4"), group=group or 16)
+    raise quant.error("quant_algo", f"{algorithm!r} is not supported; FP8 and NVFP4 are")
+
+
+def _compressed(quant: Keys) -> Quantisation:
+    for key in ("format", "quantization_status", "global_compression_ratio", "version",
+                "sparsity_config", "transform_config"):  # fmt: skip
+        if quant.raw(key, None) and key in ("sparsity_config", "transform_config"):
+            raise quant.error(key, "is not supported")
+    groups = quant.raw("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise quant.error("config_groups", "must hold one group")
+    (group,) = groups.values()
+    if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+        raise quant.error("config_groups", "must describe weights")
+    weights = Keys(group["weights"], f"{quant.where}: config_groups: weights")
+    bits, kind = weights.whole("num_bits"), weights.text("type")
+    weight_only = group.get("input_activations") is None
+    size = weights.whole_or_none("group_size", None)
+    if (kind, bits) == ("int", 4):
+        return replace(
+            default_quantisation("int4"),
+            group=size or 128,
+            scale_bytes=2.0 if weights.raw("symmetric", True) else 2.5,
+        )
+    if (kind, bits) == ("float", 4):
+        return replace(default_quantisation("nvfp4"), group=size or 16, weight_only=weight_only)
+    if bits == 8 and kind in ("int", "float"):
+        dtype = "int8" if kind == "int" else "fp8"
+        block = weights.raw("block_structure", None)
+        pair = (int(block[0]), int(block[1])) if isinstance(block, list) else None
+        return Quantisation(dtype=dtype, block=pair, weight_only=weight_only)
+    raise weights.error("num_bits", f"{bits}-bit {kind} weights are not supported")
+
+
+def _awq(quant: Keys) -> Quantisation:
+    for key in ("version", "backend"):
+        quant.raw(key, None)
+    return _grouped(quant, zero_points=quant.flag("zero_point", True))
+
+
+def _gptq(quant: Keys) -> Quantisation:
+    for key in ("desc_act", "sym", "damp_percent", "static_groups", "true_sequential", "dataset",
+                "model_name_or_path", "model_file_base_name", "checkpoint_format", "meta",
+                "use_exllama", "version", "tokenizer", "exllama_config", "max_input_length",
+                "cache_block_outputs", "module_name_preceding_first_block", "model_seqlen",
+                "block_name_to_quantize", "batch_size", "pad_token_id",
+                "use_cuda_fp16"):  # fmt: skip
+        quant.raw(key, None)
+    return _grouped(quant, zero_points=True)  # stored whether used or not
+
+
+def _grouped(quant: Keys, *, zero_points: bool) -> Quantisation:
+    bits = quant.whole("bits")
+    size = quant.whole("group_size")
+    if bits == 4:
+        scale = 2.5 if zero_points else 2.0
+        return replace(default_quantisation("int4"), group=size, scale_bytes=scale)
+    if bits == 8:
+        return Quantisation(dtype="int8", group=size, scale_bytes=3.0, weight_only=True)
+    raise quant.error("bits", f"must be 4 or 8; got {bits}")
+
+
+def _kv_dtype(quant: Keys) -> str | None:
+    scheme = quant.raw("kv_cache_scheme", None)
+    if isinstance(scheme, dict):
+        if scheme.get("num_bits") != 8:
+            raise quant.error("kv_cache_scheme", f"must be of 8 bits; got {scheme!r}")
+        return "fp8" if scheme.get("type") == "float" else "int8"
+    stated = quant.raw("kv_cache_dtype", None) or quant.raw("kv_cache_quant_algo", None)
+    quant.raw("kv_cache_quant_algo", None)
+    return None if stated is None else as_dtype(quant, "kv_cache_dtype", stated)
+
+
+# -- excluded modules ----------------------------------------------------------------------------
+
+
+def _names(quant: Keys, key: str) -> list[str]:
+    names = quant.raw(key, None) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise quant.error(key, f"must be a list of module names; got {names!r}")
+    return names
+
+
+def _exclude(architecture: Architecture, names: list[str], quant: Keys) -> Architecture:
+    """Keep the excluded modules' matrices in the activation format.
+
+    Names may be exact, end in ``*`` or be regular expressions (``re:``). A kind of matrix
+    counts as excluded in a layer as soon as one of its projections is.
+    """
+    everywhere: set[str] = set()
+    by_layer: dict[int, set[str]] = defaultdict(set)
+    for name in names:
+        plain = name.removeprefix("re:").replace("\\", "").replace("*", "").replace("..", ".")
+        if _PLAIN.search(plain):
+            continue
+        roles = next((r for pattern, _, r in _MODULES if re.search(pattern, plain)), None)
+        if roles is None:
+            raise quant.error("excluded modules", f"{name!r} is not understood")
+        layer = re.search(r"layers\.(\d+)", plain)
+        (everywhere if layer is None else by_layer[int(layer[1])]).update(roles)
+    return _keep(architecture, everywhere, by_layer)
+
+
+def _keep(
+    architecture: Architecture, everywhere: set[str], by_layer: Mapping[int, set[str]]
+) -> Architecture:
+    quantisation = architecture.quantisation
+    assert quantisation is not None  # noqa: S101 (the caller has just set it)
+    layers = [layer for layer, count in architecture.layers for _ in range(count)]
+    for role in quantisation.roles:  # excluded in each layer that has it: excluded everywhere
+        having = [i for i, layer in enumerate(layers) if role in _roles(layer, architecture)]
+        if having and all(role in by_layer.get(i, ()) for i in having):
+            everywhere = everywhere | {role}
+    by_layer = {i: roles - everywhere for i, roles in by_layer.items()}
+    kept = [frozenset(by_layer.get(i, ())) & quantisation.roles for i in range(len(layers))]
+    return replace(
+        architecture,
+        layers=runs(replace(x, unquantised=k) for x, k in zip(layers, kept, strict=True)),
+        quantisation=replace(quantisation, roles=quantisation.roles - everywhere),
+    )
+
+
+def _roles(layer: Layer, architecture: Architecture) -> set[str]:
+    found = {linear.role for linear in layer.linears(architecture.hidden_size)}
+    return {*found, "experts"} if isinstance(layer.mlp, MoE) else {*found}
