@@ -15,10 +15,12 @@ from specmodel.architectures import Architecture, Attention, eagle_head, load_mo
 from specmodel.drafters import (
     KINDS,
     MTP,
+    BlockDiffusion,
     Drafter,
     DraftModel,
     Eagle,
     Eagle3,
+    Lookahead,
     Medusa,
     NGram,
     Parallel,
@@ -38,21 +40,33 @@ class TypicalAcceptance:
     acceptance: Acceptance
     citation: str
     extras: Mapping[str, Any]
+    of_workload: bool = False
+
+
+def workloads() -> tuple[str, ...]:
+    """Return the kinds of work that acceptance is published for."""
+    return tuple(_data("workloads"))
 
 
 @cache
-def typical_acceptance(kind: str) -> TypicalAcceptance:
-    """Return the cited acceptance of a drafter kind.
+def typical_acceptance(kind: str, workload: str | None = None) -> TypicalAcceptance:
+    """Return the cited acceptance of a drafter kind, for a workload where there is any.
 
     Raises
     ------
     DomainError
-        When the kind is unknown.
+        When the kind or the workload is unknown.
     """
     entries = _data("acceptance")
     if kind not in entries:
         raise DomainError(f"unknown drafter {kind!r}{did_you_mean(kind, KINDS)}")
-    entry = dict(entries[kind])
+    if workload is not None and workload not in workloads():
+        hint = did_you_mean(workload, workloads())
+        raise DomainError(
+            f"workload must be one of {', '.join(workloads())}; got {workload!r}{hint}"
+        )
+    published = _data("workloads")[workload].get(kind) if workload else None
+    entry = dict(published or entries[kind])
     citation = f"{entry.pop('what')}; {entry.pop('source')}"
     acceptance: Acceptance
     if "acceptance_length" in entry:
@@ -63,7 +77,12 @@ def typical_acceptance(kind: str) -> TypicalAcceptance:
         acceptance = PerPosition(entry.pop("conditional_rates"), conditional=True)
     else:
         acceptance = Geometric(entry.pop("alpha"))
-    return TypicalAcceptance(acceptance=acceptance, citation=citation, extras=entry)
+    return TypicalAcceptance(
+        acceptance=acceptance,
+        citation=citation,
+        extras=entry,
+        of_workload=published is not None,
+    )
 
 
 def default_kind(target: Architecture, draft: Architecture | None) -> str:
@@ -73,6 +92,8 @@ def default_kind(target: Architecture, draft: Architecture | None) -> str:
     and n-gram, which needs nothing, for the rest.
     """
     if draft is not None:
+        if draft.head_kind == "dflash":
+            return BlockDiffusion.kind
         return draft.head_kind or DraftModel.kind
     if target.mtp_layers:
         return MTP.kind
@@ -82,10 +103,9 @@ def default_kind(target: Architecture, draft: Architecture | None) -> str:
     return Eagle3.kind if derivable else NGram.kind
 
 
-def default_draft(target: Architecture) -> str | None:
-    """Return the name of the sibling that drafts for a target, or None where none is known."""
-    name: str | None = _data("draft_models").get(target.name)
-    return name
+def draft_names(target: Architecture) -> tuple[str, ...]:
+    """Return the names of siblings that can draft for a target, smallest first."""
+    return tuple(_data("draft_models").get(target.name, ()))
 
 
 def make_drafter(
@@ -119,10 +139,16 @@ def make_drafter(
     for name, value in options.items():
         if value is not None and _OPTIONS.get(kind, ("", None))[0] != name:
             raise DomainError(f"{name} does not belong to drafter {kind}")
-    if kind in _OPTIONS or kind == Medusa.kind:
+    if kind in _OPTIONS or kind in _ALONE:
         if draft is not None:
             raise DomainError(f"drafter {kind} takes no draft model; got {draft.name}")
         return _without_model(kind, options)
+    if kind == BlockDiffusion.kind:
+        if draft is None:
+            raise DomainError(f"drafter {kind} needs its head's config.json (--draft)")
+        block = BlockDiffusion(draft)
+        block.weights(target)
+        return block, {}
     if kind in _HEADS:
         if draft is not None and kind == Eagle.kind and draft.head_kind is None:
             draft = eagle_head(target, draft)
@@ -131,10 +157,10 @@ def make_drafter(
         return drafter, {}
     assumed: dict[str, str] = {}
     if draft is None:
-        sibling = default_draft(target)
-        if sibling is None:
+        siblings = draft_names(target)
+        if not siblings:
             raise DomainError(f"drafter {kind} needs a draft model for {target.name} (--draft)")
-        draft, assumed["draft"] = load_model(sibling), sibling
+        draft, assumed["draft"] = load_model(siblings[0]), siblings[0]
     if draft.head_kind is not None:
         raise DomainError(f"{draft.name} is a head: it cannot be the draft of {kind}")
     return _MODELS[kind](draft), assumed
@@ -144,8 +170,8 @@ def _without_model(
     kind: str, options: Mapping[str, float | None]
 ) -> tuple[Drafter, dict[str, str]]:
     """Return a drafter that keeps no model of its own."""
-    if kind == Medusa.kind:
-        return Medusa(), {}
+    if kind in _ALONE:
+        return _ALONE[kind](), {}
     name, make = _OPTIONS[kind]
     if (value := options.get(name)) is not None:
         return make(value), {}
@@ -158,6 +184,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], Drafter]]] = {
     SelfSpeculative.kind: ("layer_fraction", SelfSpeculative),
     SparseKV.kind: ("kv_budget", SparseKV),
 }
+_ALONE: dict[str, Callable[[], Drafter]] = {Medusa.kind: Medusa, Lookahead.kind: Lookahead}
 _HEADS: dict[str, type[Eagle] | type[Eagle3] | type[MTP]] = {
     Eagle.kind: Eagle,
     Eagle3.kind: Eagle3,

@@ -76,6 +76,10 @@ class Drafter(ABC):
         """Share of rounds in which it finds anything to propose. [-]"""
         return 1.0
 
+    def rows(self, k: ArrayLike) -> Floats:
+        """Return the positions that verifying k drafts takes, W. [token]"""
+        return whole_array(k, "k", unit="token") + 1
+
     @abstractmethod
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return the passes of a round with k drafts, fields broadcast over k."""
@@ -345,6 +349,63 @@ class SparseKV(Drafter):
         return _single_rows(target.with_kv_budget(self.budget), k)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockDiffusion(Drafter):
+    """A head that denoises a block of drafts in one pass over target features (DFlash).
+
+    The pass takes k + 1 rows: the last committed token and k mask tokens. The LM head is the
+    target's.
+
+    References
+    ----------
+    .. [1] DFlash, arXiv:2602.06036; SpecForge draft configurations, read 2026-11-29.
+    """
+
+    kind: ClassVar[str] = "block-diffusion"
+    architecture: Architecture
+
+    def weights(self, target: Architecture) -> Architecture:
+        """Return the head."""
+        _check_head(self.architecture, target, "dflash")
+        return self.architecture
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return one pass of k + 1 rows, k of them through the LM head."""
+        n = whole_array(k, "k", unit="token")
+        once = (n > 0).astype(np.float64)
+        return (DraftPass(architecture=self.weights(target), count=once, W=n + 1, head_rows=n),)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead(Drafter):
+    """Lookahead (Jacobi) decoding: no draft pass, the target's pass carries more rows.
+
+    With n-grams of k + 1 tokens it verifies (window + guesses) k rows per sequence. Greedy.
+
+    References
+    ----------
+    .. [1] Fu et al., Lookahead Decoding, ICML 2024, arXiv:2402.02057.
+    """
+
+    kind: ClassVar[str] = "lookahead"
+    window: int = 7
+    guesses: int = 7
+
+    def __post_init__(self) -> None:
+        Drafter.__post_init__(self)
+        whole_array(self.window, "window", low=1)
+        whole_array(self.guesses, "guesses", low=1)
+
+    def rows(self, k: ArrayLike) -> Floats:
+        """Return (window + guesses) k, and 1 at k = 0. [token]"""
+        n = whole_array(k, "k", unit="token")
+        return np.where(n > 0, (self.window + self.guesses) * n, 1.0)
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return no pass."""
+        return ()
+
+
 KINDS: dict[str, str] = {
     DraftModel.kind: "a small model of the family drafts token by token",
     Eagle.kind: "one-layer head over embedding and target feature, shared LM head",
@@ -352,6 +413,8 @@ KINDS: dict[str, str] = {
     MTP.kind: "the multi-token-prediction block that the target's checkpoint carries",
     Medusa.kind: "independent heads on the target's last feature, one for each draft",
     Parallel.kind: "a small model fills all positions in one pass (PARD)",
+    BlockDiffusion.kind: "a head denoises a block of drafts in one pass (DFlash)",
+    Lookahead.kind: "n-grams from Jacobi iterations inside the target's own pass",
     NGram.kind: "looks the last tokens up in prompt and output, no device work",
     SelfSpeculative.kind: "the target's own first layers (LayerSkip)",
     SparseKV.kind: "the target itself over a capped KV cache (MagicDec)",
@@ -394,6 +457,13 @@ def _check_head(head: Architecture, target: Architecture, kind: str) -> None:
         what = f"an {head.head_kind} head" if head.head_kind else "a whole model"
         raise ArchitectureError(f"{head.name} is {what}: it cannot be the draft of {kind}")
     _check_vocabulary(head, target)
+    if kind == "dflash":
+        if head.fusion.inputs % target.hidden_size:
+            raise ArchitectureError(
+                f"{head.name} takes features of width {head.fusion.inputs} in all, no multiple of "
+                f"{target.name}'s {target.hidden_size}: it cannot draft for it"
+            )
+        return
     features = head.fusion.inputs // (3 if kind == Eagle3.kind else 2)
     if features != target.hidden_size:
         raise ArchitectureError(

@@ -26,6 +26,10 @@ class _Numbers:
     values: dict[sp.Symbol, float]
 
     @property
+    def width(self) -> int:
+        return int(self.setup.drafter.rows(self.k))
+
+    @property
     def k(self) -> int:
         assert self.setup.k is not None  # noqa: S101 (set by `_numbers`)
         return self.setup.k
@@ -57,7 +61,7 @@ def _derivation(setup: Setup) -> list[str]:
         f"   T_p = max( {sy.memory_time(sy.kappa)}, {sy.compute_time(one)} )",
         f"       = max( {_sides(number, verify=False)} ) ms",
         "",
-        f"3. So does verifying W = k + 1 = {number.k + 1} positions, with kappa_v = {sy.kappa_v()}",
+        f"3. So does verifying W = {number.width} positions, with kappa_v = {sy.kappa_v()}",
         f"   T_v = max( {sy.memory_time()}, {sy.compute_time(sy.W)} )",
         f"       = max( {_sides(number, verify=True)} ) ms",
         "",
@@ -101,7 +105,7 @@ def _numbers(setup: Setup, k: int) -> _Numbers:
     stored = share.weight_bytes / share.total_params
     values = {
         sy.B: float(batch),
-        sy.W: float(k + 1),
+        sy.W: float(setup.drafter.rows(k)),
         sy.s: stored,
         sy.N: float(decode.weights) * bandwidth / stored,
         sy.M: bandwidth,
@@ -137,7 +141,7 @@ def _sides(number: _Numbers, *, verify: bool) -> str:
 
 def _stars(number: _Numbers) -> tuple[float, float]:
     context = number.setup.contexts[0]
-    decode, verify = (float(x) for x in number.setup.critical_batch(context, [1, number.k + 1]))
+    decode, verify = (float(x) for x in number.setup.critical_batch(context, [1, number.width]))
     return decode, verify
 
 
@@ -190,7 +194,7 @@ def _speedup(number: _Numbers) -> list[str]:
         f"{G / float(t.cost):.4f}"
     )
     if name == "III" and hit == 1:
-        lines.append(f"   compute-bound: S <= G / W = {G / (number.k + 1):.4f} <= 1")
+        lines.append(f"   compute-bound: S <= G / W = {G / number.width:.4f} <= 1")
     return lines
 
 

@@ -123,14 +123,14 @@ def speculate(
         "T_h": times.T_h,
         "T_o": times.T_o,
         "round_cost": times.cost,
-        "W": drafts + 1,
+        "W": drafter.rows(drafts),
         "G": G,
         "S": S,
         "B_p_star": decode_star,
         "B_v_star": verify_star,
         "regime": regime(batch, verify_star, decode_star),
         "k_star": np.expand_dims(best.k, 1),
-        "W_star": np.expand_dims(best.k + 1, 1),
+        "W_star": np.expand_dims(drafter.rows(best.k), 1),
         "S_star": np.expand_dims(best.S, 1),
     }
     coords = {name: np.atleast_1d(axis) for name, axis in axes.items()}

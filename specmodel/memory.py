@@ -64,7 +64,7 @@ def memory(
     drafter : Drafter, optional
         None: plain decoding.
     k : int
-        Draft tokens per round; W = k + 1 candidate positions are held. [token]
+        Draft tokens per round; the W candidate positions are held. [token]
     L : float
         Context. [token]
     tp : int
@@ -74,7 +74,8 @@ def memory(
     real_array(L, "context", low=0, unit="token")
     whole_array(k, "k", unit="token")
     share = target.shard(ranks)
-    longest = L + k + 1
+    candidates = k + 1 if drafter is None else float(drafter.rows(k))
+    longest = L + candidates
     draft_weights = draft_kv = 0.0
     if drafter is not None:
         own = ranks if drafter.tp is None else drafter.tp
@@ -88,7 +89,7 @@ def memory(
     return Memory(
         target_weights=share.weight_bytes,
         draft_weights=draft_weights,
-        target_kv=share.kv_bytes(longest) + (k + 1) * share.state_bytes,
+        target_kv=share.kv_bytes(longest) + candidates * share.state_bytes,
         draft_kv=draft_kv,
         capacity=device.memory_capacity,
     )

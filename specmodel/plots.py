@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
+from specmodel.comparison import Comparison
 from specmodel.errors import DomainError
 from specmodel.report import Answer, Prediction
 from specmodel.speculation import regime
@@ -238,4 +239,33 @@ def _axes() -> Axes:
     return axes
 
 
-__all__ = ["COLOURS", "breakdown", "prediction_figure", "roofline", "save", "speedup"]
+def comparison_figure(result: Comparison) -> Figure:
+    """Return a figure of speedup over batch, a line for each drafter, a panel for each context."""
+    contexts = result.setup.contexts
+    figure = Figure(figsize=(5.5 * len(contexts) + 2.5, 4.2), layout="constrained")
+    for axes, context in zip(
+        figure.subplots(1, len(contexts), squeeze=False)[0], contexts, strict=True
+    ):
+        for i, row in enumerate(result.rows):
+            points = [p for p in row.points if p["context"] == context]
+            axes.plot(
+                [p["batch"] for p in points],
+                [p["S"] for p in points],
+                color=COLOURS[i % len(COLOURS)],
+                marker=_MARKERS[i % len(_MARKERS)],
+                linestyle="-" if i < len(COLOURS) else "--",
+                markersize=4,
+                label=row.candidate.label,
+            )
+        axes.axhline(1.0, color="0.5", linewidth=1)
+        _batch_axis(axes)
+        axes.set_ylabel("speedup S at the best k [-]")
+        axes.set_title(f"context {context} tokens (1: off)")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
+    setup = result.setup
+    figure.suptitle(
+        f"{setup.target.name} on {setup.device.title}, {setup.execution.level} level, "
+        f"basis {setup.execution.basis}"
+    )
+    return figure

@@ -30,7 +30,7 @@ def reasons(
     words = [
         f"decode is {binding} ({float(decode.bytes) / 1e9:.3g} GB read, "
         f"{float(decode.mbu):.0%} of bandwidth, {float(decode.mfu):.0%} of peak FLOP/s)",
-        _verification(device, target, times, batch=batch, k=k, execution=execution),
+        _verification(device, target, drafter, times, batch=batch, k=k, execution=execution),
         _drafting(drafter, times, k=k),
     ]
     if float(times.T_o) > 0:
@@ -43,6 +43,7 @@ def reasons(
 def _verification(
     device: Device,
     target: Architecture,
+    drafter: Drafter,
     times: RoundTime,
     *,
     batch: int,
@@ -51,7 +52,8 @@ def _verification(
 ) -> str:
     """Say what verification costs over a decode step, and which group of operators is why."""
     ratio = float(times.T_v / times.T_p)
-    text = f"verifying {k + 1} rows each takes {ratio:.2f} T_p"
+    rows = int(drafter.rows(k))
+    text = f"verifying {rows} rows each takes {ratio:.2f} T_p"
     growth = {
         group: float(seconds) - float(times.decode.groups.get(group, 0.0))
         for group, seconds in times.verify.groups.items()
@@ -62,12 +64,12 @@ def _verification(
     share = growth[group] / max(sum(growth.values()), np.finfo(float).tiny)
     detail = f"{share:.0%} of the growth from {group}"
     if group == "experts":
-        detail += f": expert coverage, {_coverage(target, batch, k, execution)}"
+        detail += f": expert coverage, {_coverage(target, batch, rows - 1, execution)}"
     elif group in ("weight GEMMs", "LM head"):
         turn = gemm_turn_rows(device, target, execution=execution)
-        detail += f": {batch * (k + 1)} rows, weight GEMMs turn compute-bound at {turn:.0f}"
+        detail += f": {batch * rows} rows, weight GEMMs turn compute-bound at {turn:.0f}"
     elif group == "attention" and execution.kv_reread:
-        detail += f": KV read {1 + execution.kv_reread * k:.2f} times"
+        detail += f": KV read {1 + execution.kv_reread * (rows - 1):.2f} times"
     return f"{text} ({detail})"
 
 

@@ -38,7 +38,7 @@ class RoundTime:
     Attributes
     ----------
     decode, verify : PassTime
-        The target's decode step, and its pass over W = k + 1 positions.
+        The target's decode step, and its pass over W positions.
     T_p, T_v, T_d, T_h, T_o : ndarray
         The plain step's pass, the verification pass, drafting, and what a plain step and a
         round cost besides. T_v is the mean over passes: a sequence for which the drafter finds
@@ -148,7 +148,8 @@ def round_time(
     on = drafts > 0
     other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
     decode = pass_time(device, target, B=B, L=L, execution=how)
-    verify = _verification(device, target, drafter.hit_rate, B=B, k=drafts, L=L, how=how)
+    rows = drafter.rows(drafts)
+    verify = _verification(device, target, drafter.hit_rate, B=B, W=rows, L=L, how=how)
     groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=how)
     T_d = np.asarray(sum(groups.values()))
     T_v = np.where(on, verify.T, decode.T)
@@ -172,36 +173,36 @@ def _verification(
     hit: float,
     *,
     B: ArrayLike,
-    k: Floats,
+    W: Floats,
     L: ArrayLike,
     how: Execution,
 ) -> PassTime:
     """Return the verification pass, the mean one where sequences only sometimes have drafts.
 
-    Of B sequences a binomial number n have k drafts each, so that a pass verifies B + n k rows.
+    Of B sequences a binomial number n have drafts, so that a pass verifies B + n (W - 1) rows.
     The mean is taken at two values of n that reproduce the first three moments (Gauss
     quadrature), which is exact for one sequence: n = 0 and n = 1.
     """
     if hit == 1:
-        return pass_time(device, target, B=B, W=k + 1, L=L, execution=how)
+        return pass_time(device, target, B=B, W=W, L=L, execution=how)
     batch = real_array(B, "batch", low=0)
     if hit == 0:
-        return pass_time(device, target, B=batch, W=np.ones_like(k), L=L, execution=how)
+        return pass_time(device, target, B=batch, W=np.ones_like(W), L=L, execution=how)
     root = np.sqrt((1 - 2 * hit) ** 2 + 4 * batch * hit * (1 - hit))
     passes, shares = [], []
     for sign in (-1.0, 1.0):
         n = batch * hit + (1 - 2 * hit + sign * root) / 2
         share_drafted = np.clip(n / np.maximum(batch, 1e-300), 0.0, 1.0)  # rounding only
         passes.append(
-            pass_time(device, target, B=batch, W=1 + k * share_drafted, L=L, execution=how)
+            pass_time(device, target, B=batch, W=1 + (W - 1) * share_drafted, L=L, execution=how)
         )
         shares.append((1 - sign * (1 - 2 * hit) / root) / 2)
     return mean_pass(passes, shares)
 
 
 def mean_width(drafter: Drafter, k: ArrayLike) -> Floats:
-    """Return the mean rows a sequence brings to a verification pass, 1 + hit rate k. [token]"""
-    return 1.0 + drafter.hit_rate * whole_array(k, "k", unit="token")
+    """Return the mean rows a sequence brings to a pass, 1 + hit rate (W - 1). [token]"""
+    return 1.0 + drafter.hit_rate * (drafter.rows(k) - 1.0)
 
 
 def tokens_per_round(acceptance: Acceptance, drafter: Drafter, k: ArrayLike) -> Floats:

@@ -313,7 +313,7 @@ def test_directory_with_a_quantisation_file_beside_the_config(tmp_path: Path) ->
             },
             "excluded modules: 'bottleneck' is not understood",
         ),
-        ({"architectures": ["DFlashDraftModel"]}, "architectures: 'DFlashDraftModel' is not"),
+        ({"architectures": ["DFlashDraftModel"]}, "block_size: missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "it is no causal language model"),
         ({"dtype": "float16"}, "torch_dtype: 'bfloat16' contradicts dtype"),
         ({"num_dropout_experts": 4}, "num_dropout_experts: unknown key"),

@@ -22,6 +22,12 @@ def test_the_first_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip("\n") == block("$ specmodel predict --gpu h100\n")
 
 
+def test_which_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--gpu", "h100", "--workload", "code"]) == 0
+    printed = capsys.readouterr().out.split("\n\nAcceptance is each")[0]
+    assert printed == block("```console\n$ specmodel compare --gpu h100 --workload code\n")
+
+
 def test_kernel_sums(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, object] = {"__name__": "benchmark"}
     code = (ROOT / "benchmarks" / "kernel_sums.py").read_text(encoding="utf-8")

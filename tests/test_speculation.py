@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import specmodel as sm
 from specmodel.acceptance import expected_tokens
+from specmodel.architectures import from_dict
 from specmodel.drafters import KINDS, Drafter
 from specmodel.memory import devices_needed, memory
 from specmodel.speculation import (
@@ -28,6 +29,19 @@ V3 = sm.load_model("deepseek-v3")
 SMALL = sm.load_model("llama-3.2-1b")
 IDEAL = sm.Execution(level="ideal")
 
+
+def dflash_head() -> sm.Architecture:
+    """The published head for Qwen3-8B: five layers, features of five target layers."""
+    keys = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu",
+        "block_size": 16, "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]},
+        "num_target_layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 5,
+        "vocab_size": 151936, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    return from_dict(keys, name="dflash", where="config.json")
+
+
 DRAFTERS: list[tuple[Drafter, sm.Architecture]] = [
     (sm.DraftModel(SMALL), LLAMA),
     (sm.Eagle(), LLAMA),
@@ -36,6 +50,8 @@ DRAFTERS: list[tuple[Drafter, sm.Architecture]] = [
     (sm.Medusa(), LLAMA),
     (sm.Parallel(SMALL), LLAMA),
     (sm.NGram(hit=0.3), LLAMA),
+    (sm.Lookahead(), LLAMA),
+    (sm.BlockDiffusion(dflash_head()), sm.load_model("qwen3-8b")),
     (sm.SelfSpeculative(0.25), LLAMA),
     (sm.SparseKV(512), LLAMA),
 ]
@@ -99,6 +115,25 @@ def test_one_pass_drafters_take_one_pass() -> None:
 def test_self_speculation_runs_its_share_of_the_layers() -> None:
     whole = round_time(H100, LLAMA, sm.SelfSpeculative(1.0), B=1, k=3, L=1000)
     assert float(whole.T_d) == pytest.approx(3 * float(whole.T_p), rel=1e-12)
+
+
+def test_lookahead_verifies_window_and_guesses() -> None:
+    drafter = sm.Lookahead(window=5, guesses=5)
+    assert drafter.rows([0, 3]).tolist() == [1, 30]
+    times = round_time(H100, LLAMA, drafter, B=1, k=3, L=100)
+    assert float(times.T_d) == 0
+    assert float(times.T_v) == float(sm.pass_time(H100, LLAMA, B=1, W=30, L=100).T)
+    assert memory(H100, LLAMA, drafter, k=3, L=100).target_kv == 130 * 131_072
+
+
+def test_block_diffusion_is_one_pass_over_its_block() -> None:
+    head, target = dflash_head(), sm.load_model("qwen3-8b")
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+    assert head.total_params == 5 * layer + 5 * 4096 * 4096 + 2 * 4096  # fusion, two norms
+    (only,) = sm.BlockDiffusion(head).passes(target, 15)
+    assert (float(only.count), float(only.W), float(only.head_rows)) == (1, 16, 15)
+    with pytest.raises(sm.ArchitectureError, match="a whole model: it cannot be the draft"):
+        round_time(H100, target, sm.BlockDiffusion(SMALL), B=1, k=2)
 
 
 def test_a_round_without_a_match_verifies_one_row() -> None:

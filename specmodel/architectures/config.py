@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specmodel.architectures.families import FAMILIES, Family, common, eagle3
+from specmodel.architectures.families import FAMILIES, Family, common, dflash, eagle3
 from specmodel.architectures.hybrids import HYBRIDS
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.quantisation import from_hf_quant_config, with_quantisation
@@ -96,6 +96,8 @@ def _family(keys: Keys) -> Family:
         raise keys.error("architectures", f"must be a list of class names; got {classes!r}")
     if "LlamaForCausalLMEagle3" in classes:
         return eagle3
+    if "DFlashDraftModel" in classes:
+        return dflash
     model_type = keys.text("model_type")
     if model_type not in _READERS:
         hint = did_you_mean(model_type, _READERS)

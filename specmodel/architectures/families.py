@@ -9,7 +9,7 @@ from typing import Any
 from specmodel.architectures.heads import eagle3_record
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention, LatentAttention, MoE
-from specmodel.architectures.records import Architecture, Layer
+from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import DomainError
 
@@ -564,6 +564,25 @@ def eagle3(keys: Keys, fields: dict[str, Any]) -> Architecture:
         MLP(width=keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False)),
         target_hidden=target_hidden,
         layers=layers,
+    )
+
+
+def dflash(keys: Keys, fields: dict[str, Any]) -> Architecture:
+    """A DFlash head: layers of Qwen3's form over the fused features of some target layers."""
+    check_activation(keys, "hidden_act")
+    keys.whole("block_size")  # the most a pass denoises; the draft length says how much it does
+    keys.whole("num_target_layers")
+    config = keys.raw("dflash_config")
+    features = config.get("target_layer_ids") if isinstance(config, dict) else None
+    if not isinstance(features, list) or not features:
+        raise keys.error("dflash_config", "must list target_layer_ids")
+    head = _qwen_dense(keys, fields, qk_norm="head")
+    return replace(
+        head,
+        head_kind="dflash",
+        fusion=Fusion(inputs=len(features) * fields["hidden_size"], norms=1),
+        own_embedding=False,
+        own_head=False,
     )
 
 

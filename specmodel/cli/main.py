@@ -1,4 +1,4 @@
-"""``specmodel``: predict, explain, list, show."""
+"""``specmodel``: predict, compare, explain, list, show."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         ("--alpha", {"help": "Chance that a draft token is accepted, 0 to 1."}),
         ("--acceptance-rates", {"metavar": "A1,A2,..", "help": "Unconditional rate by position."}),
         ("--acceptance-length", {"metavar": "G", "help": "Mean tokens per round, bonus included."}),
+        (
+            "--workload",
+            {"metavar": "KIND", "help": "Take acceptance published for chat, code, math, ..."},
+        ),
         ("--acceptance-k", {"metavar": "N", "help": "The k that length was measured at [--k]."}),
         ("--hit-rate", {"help": "ngram: share of rounds that find a match."}),
         ("--layer-fraction", {"help": "self: share of the target's layers that draft."}),
@@ -101,6 +105,25 @@ def predict(form: str, plot: str | None, **options: Any) -> None:
         from specmodel.plots import prediction_figure, save
 
         save(prediction_figure(result), plot)
+    write(text)
+
+
+@cli.command()
+@_setup_options
+@click.option("--drafters", metavar="LIST", help="Kinds to compare [all that the model can have].")
+@_FORMAT
+@click.option("--plot", metavar="FILE", help="Also write a figure (.png, .pdf, .svg).")
+def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -> None:
+    """Compare drafters on one setup: best k, speedup, memory, and the cheapest that is as good."""
+    from specmodel.cli.compare import comparison_text, run_comparison
+    from specmodel.cli.output import write
+
+    request, result = run_comparison(options, drafters)
+    text = comparison_text(request, result, form)
+    if plot is not None:
+        from specmodel.plots import comparison_figure, save
+
+        save(comparison_figure(result), plot)
     write(text)
 
 

@@ -172,7 +172,7 @@ def _acceptance(
     if options["acceptance_k"] is not None and given != ["acceptance_length"]:
         raise DomainError("--acceptance-k belongs to --acceptance-length")
     if not given:
-        typical = defaults.typical_acceptance(kind)
+        typical = defaults.typical_acceptance(kind, options.get("workload"))
         assumed["acceptance"] = f"{typical.acceptance.label} ({typical.citation})"
         return typical.acceptance
     if given == ["alpha"]:

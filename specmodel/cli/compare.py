@@ -1,0 +1,131 @@
+"""``compare``: from options to a comparison, and the comparison as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specmodel._version import __version__
+from specmodel.cli.output import Out, plain_table, to_csv, to_json
+from specmodel.cli.setup import Request, build
+from specmodel.comparison import Comparison, candidates, compare
+from specmodel.errors import DomainError
+
+
+def run_comparison(options: dict[str, Any], kinds: str | None) -> tuple[Request, Comparison]:
+    """Return the setup that was asked for, and its comparison across drafters."""
+    for name in ("drafter", "draft", "hit_rate", "layer_fraction", "kv_budget"):
+        if options[name] is not None:
+            raise DomainError(f"--{name.replace('_', '-')} does not go with compare")
+    request = build({**options, "drafter": "ngram"})  # any: each candidate takes its place
+    given = any(
+        options[name] is not None for name in ("alpha", "acceptance_rates", "acceptance_length")
+    )
+    found, left_out = candidates(
+        request.setup.target,
+        workload=options["workload"],
+        kinds=None if kinds is None else [kind.strip() for kind in kinds.split(",")],
+        acceptance=request.setup.acceptance if given else None,
+    )
+    if not found:
+        reasons = "; ".join(f"{kind}: {why}" for kind, why in left_out.items())
+        raise DomainError(f"no drafter to compare ({reasons})")
+    return request, compare(request.setup, found, left_out)
+
+
+def comparison_text(request: Request, result: Comparison, form: str) -> str:
+    """Return a comparison in the form asked for."""
+    if form == "json":
+        return to_json(_json(request, result))
+    if form == "csv":
+        return to_csv(
+            [{"drafter": row.candidate.label, **p} for row in result.rows for p in row.points]
+        )
+    return _table(request, result)
+
+
+def _json(request: Request, result: Comparison) -> dict[str, Any]:
+    left = ("drafter", "draft", "acceptance", "hit_rate", "draft_tp")
+    return {
+        "inputs": {k: v for k, v in request.inputs.items() if k not in left},
+        "basis": request.setup.execution.basis,
+        "specmodel_version": __version__,
+        "picks": [dict(pick) for pick in result.picks],
+        "drafters": [
+            {
+                "drafter": row.candidate.label,
+                "acceptance": row.candidate.acceptance.label,
+                "hit_rate": row.candidate.drafter.hit_rate,
+                "citation": row.candidate.citation,
+                "of_workload": row.candidate.of_workload,
+                "points": [dict(p) for p in row.points],
+            }
+            for row in result.rows
+        ],
+        "left_out": dict(result.left_out),
+        "warnings": list(result.notes),
+    }
+
+
+def _table(request: Request, result: Comparison) -> str:
+    setup, out = request.setup, Out()
+    out.line(
+        f"specmodel {__version__} | {setup.device.title} | {setup.target.name} "
+        f"{setup.target.weight_dtype} | level {setup.execution.level}, "
+        f"basis: {setup.execution.basis}"
+    )
+    out.line()
+    for pick in result.picks:
+        out.line(f"batch {pick['batch']}, context {pick['context']}: {_pick(pick)}")
+    for context in setup.contexts:
+        out.line()
+        out.line(f"speedup at the best k (k), context {context}")
+        table = plain_table(*("drafter", *(f"batch {b}" for b in setup.batches), "adds GB"))
+        table.columns[0].justify = "left"
+        for row in result.rows:
+            points = [p for p in row.points if p["context"] == context]
+            cells = [f"{p['S']:.2f} ({p['k']})" if p["k"] else "off" for p in points]
+            table.add_row(
+                row.candidate.label,
+                *(f"{c}{'' if p['fits'] else '*'}" for c, p in zip(cells, points, strict=True)),
+                f"{points[-1]['memory_bytes'] / 1e9:.2f}",
+            )
+        out.table(table)
+    out.line(f"adds GB: drafter's weights and cache at batch {setup.batches[-1]}; * does not fit")
+    _sources(out, request, result)
+    return out.text()
+
+
+def _pick(pick: Any) -> str:
+    if not pick["fits"]:
+        return "does not fit, with or without a drafter"
+    if pick["best"] is None:
+        return "leave speculation off"
+    text = f"{pick['best']} (k = {pick['k']}, S = {pick['S']:.2f})"
+    if pick["cheapest"] != pick["best"]:
+        text += (
+            f"; within 5% of it and cheaper in memory: {pick['cheapest']} "
+            f"(k = {pick['cheapest_k']}, S = {pick['cheapest_S']:.2f})"
+        )
+    return text
+
+
+def _assumed(label: str, hit_rate: float) -> str:
+    return label if hit_rate == 1 else f"{label}, hit rate {hit_rate:g}"
+
+
+def _sources(out: Out, request: Request, result: Comparison) -> None:
+    out.line()
+    out.line(
+        "Acceptance is each drafter's own published figure, on its own target; k goes no further"
+    )
+    out.line("further than it was measured. Yours (--alpha, ...) compares costs alone. Assumed")
+    for row in result.rows:
+        one = row.candidate
+        other = "" if one.of_workload else " (of no particular workload)"
+        assumed = _assumed(one.acceptance.label, one.drafter.hit_rate)
+        out.line(f"  {one.label}: {assumed}: {one.citation}{other}")
+    for kind, why in result.left_out.items():
+        out.line(f"  left out, {kind}: {why}")
+    for note in result.notes:
+        out.line(f"  note: {note}")
+    out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
