@@ -21,7 +21,9 @@ from specmodel.architectures import (
     eagle_head,
     mtp_head,
 )
+from specmodel.dtypes import BYTES
 from specmodel.errors import ArchitectureError, DomainError, real_array, whole_array
+from specmodel.hardware import Device
 
 Floats = NDArray[np.float64]
 
@@ -51,6 +53,31 @@ class DraftPass:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What joins two devices.
+
+    Attributes
+    ----------
+    latency : float
+        One way. [s]
+    bandwidth : float
+        [B/s]
+    """
+
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        real_array(self.latency, "link latency", low=0, unit="s")
+        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
+            raise DomainError("link bandwidth must be > 0; got 0")
+
+    def time(self, size: ArrayLike) -> Floats:
+        """Return the time of one message of `size` bytes. [s]"""
+        return self.latency + np.asarray(size, dtype=np.float64) / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
 class Drafter(ABC):
     """What every drafter answers.
 
@@ -59,17 +86,32 @@ class Drafter(ABC):
     host_time : float
         Host time of a round besides the drafter's passes. [s]
     tp : int or None
-        Its own tensor-parallel degree; None: the target's.
+        Its own tensor-parallel degree; None: the target's, or 1 on a device of its own.
+    device : Device or None
+        The device it runs on, when not the target's.
+    link : Link or None
+        What joins that device to the target's.
+    overlapped : bool
+        Whether it drafts the next round while the target verifies this one. Then only what
+        verification does not hide of T_d counts: a bound, as drafts made for a rejected
+        continuation are lost.
     """
 
     kind: ClassVar[str]
     host_time: float = field(default=0.0, kw_only=True)
     tp: int | None = field(default=None, kw_only=True)
+    device: Device | None = field(default=None, kw_only=True)
+    link: Link | None = field(default=None, kw_only=True)
+    overlapped: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         real_array(self.host_time, "host time", low=0, unit="s")
         if self.tp is not None:
             whole_array(self.tp, "the drafter's tp", low=1)
+        if (self.device is None) != (self.link is None):
+            raise DomainError("a drafter on a device of its own needs a link, and only then")
+        if self.overlapped and self.device is None:
+            raise DomainError("drafting overlaps verification only on a device of its own")
 
     @property
     def hit_rate(self) -> float:
@@ -83,6 +125,15 @@ class Drafter(ABC):
     @abstractmethod
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return the passes of a round with k drafts, fields broadcast over k."""
+
+    def message_bytes(self, target: Architecture, k: ArrayLike) -> Floats:
+        """Return what crosses a link in a round, per sequence: token ids, and a head's features."""
+        ids = 4.0 * (self.rows(k) + whole_array(k, "k", unit="token"))
+        held = self.weights(target)
+        features = held.fusion.inputs - target.hidden_size if held and held.fusion else 0
+        if held and held.fusion and not held.fusion.every_pass:
+            features = held.fusion.inputs
+        return ids + self.rows(k) * max(features, 0) * BYTES[target.dtype]
 
     def weights(self, target: Architecture) -> Architecture | None:
         """Return the architecture whose weights it keeps besides the target's."""

@@ -52,6 +52,7 @@ def memory(
     k: int = 0,
     L: float = 0,
     tp: int = 1,
+    offload: float = 0.0,
 ) -> Memory:
     """Return what a deployment takes on each device.
 
@@ -69,6 +70,8 @@ def memory(
         Context. [token]
     tp : int
         Tensor-parallel degree of the target, and of the drafter unless it has its own.
+    offload : float
+        Share of the target's weights that stay in host memory. [-]
     """
     ranks = int(whole_array(tp, "tp", low=1))
     real_array(L, "context", low=0, unit="token")
@@ -77,7 +80,7 @@ def memory(
     candidates = k + 1 if drafter is None else float(drafter.rows(k))
     longest = L + candidates
     draft_weights = draft_kv = 0.0
-    if drafter is not None:
+    if drafter is not None and drafter.device is None:
         own = ranks if drafter.tp is None else drafter.tp
         held = drafter.weights(target)
         if held is not None:
@@ -87,7 +90,7 @@ def memory(
             kept = cached.shard(own)
             draft_kv = kept.kv_bytes(longest) + kept.state_bytes
     return Memory(
-        target_weights=share.weight_bytes,
+        target_weights=(1 - offload) * share.weight_bytes,
         draft_weights=draft_weights,
         target_kv=share.kv_bytes(longest) + candidates * share.state_bytes,
         draft_kv=draft_kv,
@@ -103,6 +106,7 @@ def devices_needed(
     batch: int,
     k: int = 0,
     L: float = 0,
+    offload: float = 0.0,
 ) -> int | None:
     """Return the smallest tensor-parallel degree at which the deployment fits.
 
@@ -112,7 +116,7 @@ def devices_needed(
     for tp in range(1, _most_heads(target) + 1):
         if not _divides(tp, target, drafter):
             continue
-        need = memory(device, target, drafter, k=k, L=L, tp=tp)
+        need = memory(device, target, drafter, k=k, L=L, tp=tp, offload=offload)
         if need.total(batch) <= need.capacity:
             return tp
     return None
@@ -121,7 +125,7 @@ def devices_needed(
 def _divides(tp: int, target: Architecture, drafter: Drafter | None) -> bool:
     """Return whether target and drafter can be sharded to this degree."""
     parts = [target]
-    if drafter is not None and drafter.tp is None:
+    if drafter is not None and drafter.tp is None and drafter.device is None:
         parts += [a for a in (drafter.weights(target), drafter.cache(target)) if a is not None]
     try:
         for part in parts:

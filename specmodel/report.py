@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.acceptance import Acceptance, warn_beyond
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
-from specmodel.errors import ExtrapolationWarning
+from specmodel.errors import ExtrapolationWarning, real_array
 from specmodel.hardware import Device
 from specmodel.memory import Memory, devices_needed, memory
 from specmodel.reasons import reasons
@@ -23,7 +23,9 @@ from specmodel.roofline import Execution, critical_batch, gemm_turn_rows
 from specmodel.speculation import (
     RoundTime,
     alpha_break_even,
+    context_where_kv_passes_weights,
     draft_time_break_even,
+    drafter_execution,
     mean_width,
     regime,
     round_time,
@@ -53,6 +55,26 @@ class Setup:
     k_max: int = 16
     T_h: float = 0.0
     T_o: float = 0.0
+    price: float | None = None  # of one device for an hour, in USD
+
+    def __post_init__(self) -> None:
+        if self.price is not None:
+            real_array(self.price, "price", low=0, unit="USD")
+
+    def cost_per_million_tokens(self, tokens_per_second: float) -> float | None:
+        """Return what a million tokens cost at a rate, all devices counted. [USD]"""
+        if self.price is None or not tokens_per_second:
+            return None
+        hours = 1e6 / tokens_per_second / 3600
+        own = drafter_execution(self.execution, self.drafter).tp if self.drafter.device else 0
+        return hours * self.price * (self.execution.tp + own)
+
+    def joules_per_token(self, tokens_per_second: float) -> float | None:
+        """Return the energy of a token at board power, an upper bound. [J]"""
+        power = self.device.board_power
+        if power is None or not tokens_per_second:
+            return None
+        return power * self.execution.tp / tokens_per_second
 
     def round(self, batch: int, context: int, k: int) -> RoundTime:
         """Return the times of a round of k drafts."""
@@ -109,12 +131,28 @@ class Setup:
     def memory(self, k: int, context: int) -> Memory:
         """Return what a deployment with k drafts takes; k = 0 is without the drafter."""
         drafter = self.drafter if k else None
-        return memory(self.device, self.target, drafter, k=k, L=context, tp=self.execution.tp)
+        return memory(
+            self.device,
+            self.target,
+            drafter,
+            k=k,
+            L=context,
+            tp=self.execution.tp,
+            offload=self.execution.offload,
+        )
 
     def devices_needed(self, batch: int, context: int, k: int) -> int | None:
         """Return how many devices a deployment with k drafts takes."""
         drafter = self.drafter if k else None
-        return devices_needed(self.device, self.target, drafter, batch=batch, k=k, L=context)
+        return devices_needed(
+            self.device,
+            self.target,
+            drafter,
+            batch=batch,
+            k=k,
+            L=context,
+            offload=self.execution.offload,
+        )
 
     def critical_batch(self, context: int, W: ArrayLike) -> NDArray[np.float64]:
         """Return the batch at which a pass over W positions turns compute-bound."""
@@ -144,6 +182,9 @@ class Answer:
         The largest batch that fits, and what it yields.
     devices_needed : int or None
         Devices that would hold the target and one sequence.
+    kv_passes_weights : float or None
+        Context from which on decoding reads more KV than weights at the largest batch that
+        fits there; None where it never does. [token]
     memory_ends_it : bool
         Whether the last run that is on ends because the drafter no longer fits.
     best_loss : float
@@ -155,6 +196,7 @@ class Answer:
     plain: Largest
     with_drafter: Largest
     devices_needed: int | None
+    kv_passes_weights: float | None
     memory_ends_it: bool
     best_loss: float
 
@@ -348,6 +390,11 @@ def _answer(setup: Setup, context: int) -> Answer:
             key=lambda largest: largest.tokens_per_second,
         ),
         devices_needed=setup.devices_needed(1, context, 0),
+        kv_passes_weights=_finite(
+            context_where_kv_passes_weights(
+                setup.device, setup.target, B=max(plain, 1), execution=setup.execution
+            )
+        ),
         memory_ends_it=ends,
         best_loss=loss,
     )

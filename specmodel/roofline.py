@@ -67,6 +67,7 @@ class ExecutionOptions(TypedDict, total=False):
     tp: int
     kv_reread: float
     expert_overlap: float
+    offload: float
     efficiency: Efficiency
 
 
@@ -84,6 +85,9 @@ class Execution:
         r in kappa_v = kappa (1 + r (W - 1)). [-]
     expert_overlap : float
         How alike the routing of a sequence's positions is, 0 to 1. [-]
+    offload : float
+        Share of the weights that stay in host memory and are streamed over PCIe in each
+        pass. [-]
     efficiency : Efficiency
         Used at the operator level; the ideal level ignores it.
     """
@@ -92,6 +96,7 @@ class Execution:
     tp: int = 1
     kv_reread: float = 0.0
     expert_overlap: float = 0.0
+    offload: float = 0.0
     efficiency: Efficiency = GENERIC
 
     def __post_init__(self) -> None:
@@ -100,6 +105,7 @@ class Execution:
         whole_array(self.tp, "tp", low=1)
         real_array(self.kv_reread, "kv_reread", low=0, high=1)
         real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
+        real_array(self.offload, "offload", low=0, high=1)
 
     @classmethod
     def of(cls, execution: Execution | None, options: ExecutionOptions) -> Execution:
@@ -219,15 +225,25 @@ def pass_time(
         head_rows=head_rows,
         fuse=fuse,
     )
-    return _ideal(device, operators) if how.level == "ideal" else _soft(device, operators, how)
+    return _ideal(device, operators, how) if how.level == "ideal" else _soft(device, operators, how)
 
 
-def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
+def _weight_seconds(device: Device, offload: float) -> float:
+    """Return the time to stream one byte of weights at the datasheet's rates. [s/B]"""
+    if not offload:
+        return 1 / device.memory_bandwidth
+    if device.pcie_bandwidth is None:
+        raise DomainError(f"{device.name} has no PCIe bandwidth: offload must be 0")
+    return (1 - offload) / device.memory_bandwidth + offload / device.pcie_bandwidth
+
+
+def _ideal(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
     """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other.
 
     Collectives are left out: the level stays a bound, and its closed forms hold at any tp.
     """
-    totals = _Totals(device, operators, DATASHEET, with_activations=False)
+    each = _weight_seconds(device, how.offload)
+    totals = _Totals(device, operators, DATASHEET, each, with_activations=False)
     memory = totals.weights + totals.rows
     T = np.maximum(memory, totals.compute)
     bound = memory >= totals.compute
@@ -236,7 +252,8 @@ def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
         if op.kind != "collective":
             share = np.where(
                 bound,
-                op.count * (np.asarray(op.weight_bytes) + op.kv_bytes) / device.memory_bandwidth,
+                op.count
+                * (np.asarray(op.weight_bytes) * each + op.kv_bytes / device.memory_bandwidth),
                 op.count * _arithmetic(device, op),
             )
             groups[op.group] = groups.get(op.group, 0.0) + share
@@ -246,16 +263,17 @@ def _ideal(device: Device, operators: tuple[Operator, ...]) -> PassTime:
 def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
     """Operators in sequence, each with its own overlap."""
     eff = how.effective
+    each = _weight_seconds(device, how.offload)
     groups: dict[str, Floats] = {}
     for op in operators:
         if op.kind == "collective":
             busy = np.asarray(op.link_bytes) / (eff.eta_m * _link_bandwidth(device, how.tp))
         else:
-            moved = np.asarray(op.weight_bytes) + op.kv_bytes + op.activation_bytes
-            memory = moved / (eff.eta_m * device.memory_bandwidth)
+            moved = np.asarray(op.kv_bytes) + op.activation_bytes
+            memory = (op.weight_bytes * each + moved / device.memory_bandwidth) / eff.eta_m
             busy = p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
         groups[op.group] = groups.get(op.group, 0.0) + op.count * (eff.t_op + busy)
-    totals = _Totals(device, operators, eff, with_activations=True)
+    totals = _Totals(device, operators, eff, each, with_activations=True)
     return totals.result(np.asarray(sum(groups.values())), groups)
 
 
@@ -303,6 +321,7 @@ class _Totals:
         device: Device,
         operators: tuple[Operator, ...],
         eff: Efficiency,
+        weight_seconds: float,
         *,
         with_activations: bool,
     ) -> None:
@@ -317,7 +336,7 @@ class _Totals:
         self.bytes = np.asarray(streamed + cached)
         self.bandwidth = bandwidth
         self.compute = self.peak_compute / eff.eta_f
-        self.weights = np.asarray(streamed) / (eff.eta_m * bandwidth)
+        self.weights = np.asarray(streamed) * weight_seconds / eff.eta_m
         extra = cached + moved if with_activations else cached
         self.rows = np.asarray(extra) / (eff.eta_m * bandwidth)
 

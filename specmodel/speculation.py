@@ -86,12 +86,12 @@ def draft_time(
     DomainError
         When an argument is out of range or the drafter cannot be sharded.
     """
-    how = _drafter_execution(Execution.of(execution, options), drafter)
+    how = drafter_execution(Execution.of(execution, options), drafter)
     drafts = whole_array(k, "k", unit="token")
     groups: dict[str, Floats] = {}
     for one in drafter.passes(target, drafts):
         time = pass_time(
-            device,
+            drafter.device or device,
             one.architecture,
             B=B,
             W=one.W,
@@ -103,13 +103,18 @@ def draft_time(
         for group, seconds in time.groups.items():
             groups[group] = groups.get(group, np.float64(0.0)) + one.count * seconds
     groups["host"] = np.where(drafts > 0, drafter.host_time, 0.0)
+    if drafter.link is not None:  # what was committed goes over, the drafts come back
+        size = real_array(B, "batch", low=0) * drafter.message_bytes(target, drafts)
+        there_and_back = drafter.link.latency + drafter.link.time(size)
+        groups["link"] = np.where(drafts > 0, there_and_back, 0.0)
     return groups
 
 
-def _drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
-    if drafter.tp is None or drafter.tp == execution.tp:
-        return execution
-    return replace(execution, tp=drafter.tp)
+def drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
+    """Return how the drafter's passes run: its own degree, nothing offloaded."""
+    alone = drafter.device is not None
+    own = (1 if alone else execution.tp) if drafter.tp is None else drafter.tp
+    return replace(execution, tp=own, offload=0.0)
 
 
 def round_time(
@@ -153,6 +158,11 @@ def round_time(
     groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=how)
     T_d = np.asarray(sum(groups.values()))
     T_v = np.where(on, verify.T, decode.T)
+    if drafter.overlapped:
+        exposed = np.maximum(T_d - T_v, 0.0)
+        share = np.where(T_d > 0, exposed / np.where(T_d > 0, T_d, 1.0), 0.0)
+        groups = {name: seconds * share for name, seconds in groups.items()}
+        T_d = exposed
     cost = np.where(on, (T_d + T_v + other) / (decode.T + host), 1.0)
     return RoundTime(
         decode=decode,
@@ -303,13 +313,48 @@ def context_where_infinite(
     return 0.0 if slope(0.0) <= 0 else float(brentq(slope, 0.0, high, xtol=1e-9))
 
 
+def context_where_kv_passes_weights(
+    device: Device,
+    target: Architecture,
+    *,
+    B: float,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
+) -> float:
+    """Return the context from which on B sequences' KV takes longer to read than the weights.
+
+    Infinite where windows or states keep the KV small for good. [token]
+
+    References
+    ----------
+    .. [1] The critical context of MagicDec, Chen et al., ICLR 2025, arXiv:2408.11049, at one
+       batch and without the drafter.
+    """
+    from scipy.optimize import brentq
+
+    how = replace(Execution.of(execution, options), level="ideal")
+
+    def excess(context: float) -> float:
+        one = pass_time(device, target, B=B, L=context, execution=how)
+        return float(one.rows - one.weights)
+
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2
+        if high > 1e12:
+            return np.inf
+    return 0.0 if excess(0.0) >= 0 else float(brentq(excess, 0.0, high, xtol=1e-6))
+
+
 __all__ = [
     "RoundTime",
     "alpha_break_even",
     "context_where_infinite",
+    "context_where_kv_passes_weights",
     "critical_batch",
     "draft_time",
     "draft_time_break_even",
+    "drafter_execution",
     "mean_width",
     "regime",
     "round_time",

@@ -10,7 +10,7 @@ from rich.table import Table
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
 from specmodel.cli.setup import Request
-from specmodel.report import Prediction, headline
+from specmodel.report import Answer, Prediction, Setup, headline
 
 _MOST_REASONS = 12
 
@@ -44,11 +44,26 @@ def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
                 "tokens_per_second_at_max_batch_with_drafter": (
                     answer.with_drafter.tokens_per_second
                 ),
+                **_worth(request.setup, answer),
+                "context_where_kv_passes_weights": answer.kv_passes_weights,
             }
             for answer in result.answers
         ],
         "points": [dict(point) for point in result.points],
     }
+
+
+def _worth(setup: Setup, answer: Answer) -> dict[str, float | None]:
+    """Return cost and energy of a token at the largest batch, without and with the drafter."""
+    rates = {
+        "_without_drafter": answer.plain.tokens_per_second,
+        "_with_drafter": answer.with_drafter.tokens_per_second,
+    }
+    found: dict[str, float | None] = {}
+    for name, rate in rates.items():
+        found[f"cost_per_million_tokens{name}"] = setup.cost_per_million_tokens(rate)
+        found[f"joules_per_token{name}"] = setup.joules_per_token(rate)
+    return found
 
 
 def _prediction_table(request: Request, result: Prediction) -> str:
@@ -66,6 +81,12 @@ def _prediction_table(request: Request, result: Prediction) -> str:
         where += "" if answer.plain.batch else "does not fit; if it did, "
         out.line(f"{where}{headline(answer, setup)}")
         out.line(f"  {_capacity(request, answer)}")
+        worth = _worth(setup, answer)
+        plain, spec = (
+            worth[f"cost_per_million_tokens{x}"] for x in ("_without_drafter", "_with_drafter")
+        )
+        if plain is not None and spec is not None:
+            out.line(f"  a million tokens: {plain:.3g} USD plain, {spec:.3g} with the drafter")
     close = [p for p in result.points if p["verdict"] == "too close to call"]
     if close:
         at = ", ".join(f"batch {p['batch']} context {p['context']}" for p in close[:6])
@@ -141,7 +162,7 @@ def _drafts(k: int) -> str:
     return str(k) if k else "off"
 
 
-def _capacity(request: Request, answer: Any) -> str:
+def _capacity(request: Request, answer: Answer) -> str:
     """Return what fits, and whether the drafter's memory costs more than it brings."""
     plain, spec = answer.plain, answer.with_drafter
     if not plain.batch:

@@ -16,12 +16,13 @@ from specmodel.cli.parsing import (
     parse_rates,
     parse_whole,
 )
-from specmodel.drafters import Drafter, DraftModel, Parallel
+from specmodel.drafters import Drafter, DraftModel, Link, Parallel
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import DomainError, whole_array
 from specmodel.hardware import Device, load_device, read_device
 from specmodel.report import Setup
 from specmodel.roofline import Execution
+from specmodel.speculation import drafter_execution
 
 _MOST_DRAFTS = 1000
 _MOST_POINTS = 2000
@@ -74,23 +75,22 @@ def build(options: dict[str, Any]) -> Request:
     drafter = _same_formats(drafter, options)
     if options["draft_tp"] is not None:
         drafter = replace(drafter, tp=parse_whole(options["draft_tp"], name="draft_tp"))
+    drafter = _placed(drafter, options)
     k = None if options["k"] == "auto" else parse_whole(options["k"], name="k")
     k_max = parse_whole(options["k_max"], name="k_max")
     for name, value in (("k", k), ("k_max", k_max)):
         if value is not None:
             whole_array(value, name, low=0, high=_MOST_DRAFTS, unit="token")
     acceptance = _acceptance(options, kind, k, assumed)
-    tp = parse_whole(options["tp"], name="tp")
-    reread = parse_number(options["kv_reread"], name="kv_reread")
-    overlap = parse_number(options["expert_overlap"], name="expert_overlap")
-    execution = Execution(level=options["level"], tp=tp, kv_reread=reread, expert_overlap=overlap)
-    batches = parse_counts(options["batch"], name="batch", low=1)
-    contexts = parse_counts(options["context"], name="context", low=0)
-    if len(batches) * len(contexts) > _MOST_POINTS:
-        raise DomainError(
-            f"at most {_MOST_POINTS:,} points (batches x contexts); got "
-            f"{len(batches) * len(contexts):,}: a notebook takes more (specmodel.speculate)"
-        )
+    execution = Execution(
+        level=options["level"],
+        tp=parse_whole(options["tp"], name="tp"),
+        kv_reread=parse_number(options["kv_reread"], name="kv_reread"),
+        expert_overlap=parse_number(options["expert_overlap"], name="expert_overlap"),
+        offload=parse_number(options["offload"], name="offload"),
+    )
+    price = optional(parse_number, options["price"], name="price")
+    batches, contexts = _grid(options)
     setup = Setup(
         device=device,
         target=target,
@@ -101,6 +101,7 @@ def build(options: dict[str, Any]) -> Request:
         contexts=contexts,
         k=k,
         k_max=k_max,
+        price=price,
     )
     held = drafter.weights(target)
     inputs = {
@@ -115,15 +116,30 @@ def build(options: dict[str, Any]) -> Request:
         "batch": list(setup.batches),
         "context": list(setup.contexts),
         "tp": execution.tp,
-        "draft_tp": execution.tp if drafter.tp is None else drafter.tp,
+        "draft_tp": drafter_execution(execution, drafter).tp,
         "dtype": target.dtype,
         "weights": target.weight_dtype,
         "kv_dtype": target.kv_dtype,
         "kv_reread": execution.kv_reread,
         "expert_overlap": execution.expert_overlap,
         "level": execution.level,
+        "offload": execution.offload,
+        "draft_gpu": drafter.device.name if drafter.device else None,
+        "price": price,
     }
     return Request(setup=setup, inputs=inputs, assumed=assumed)
+
+
+def _grid(options: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    batches = parse_counts(options["batch"], name="batch", low=1)
+    contexts = parse_counts(options["context"], name="context", low=0)
+    points = len(batches) * len(contexts)
+    if points > _MOST_POINTS:
+        raise DomainError(
+            f"at most {_MOST_POINTS:,} points (batches x contexts); got {points:,}: "
+            "a notebook takes more (specmodel.speculate)"
+        )
+    return batches, contexts
 
 
 def _device(options: dict[str, Any]) -> Device:
@@ -142,6 +158,26 @@ def _same_formats(drafter: Drafter, options: dict[str, Any]) -> Drafter:
         return drafter
     formats = {**options, "weights": None}
     return replace(drafter, architecture=_dtypes(drafter.architecture, formats))
+
+
+def _placed(drafter: Drafter, options: dict[str, Any]) -> Drafter:
+    """Put the drafter on a device of its own where one was named."""
+    if options["draft_gpu"] is None:
+        for name in ("link", "overlap"):
+            if options[name]:
+                raise DomainError(f"--{name} belongs to --draft-gpu")
+        return drafter
+    if options["link"] is None:
+        raise DomainError("--draft-gpu needs --link LATENCY_US,BANDWIDTH_GB_PER_S")
+    parts = [parse_number(part, name="link") for part in options["link"].split(",")]
+    if len(parts) != 2:
+        raise DomainError(f"link must be LATENCY_US,BANDWIDTH_GB_PER_S; got {options['link']!r}")
+    return replace(
+        drafter,
+        device=load_device(options["draft_gpu"]),
+        link=Link(latency=parts[0] * 1e-6, bandwidth=parts[1] * 1e9),
+        overlapped=options["overlap"],
+    )
 
 
 def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:

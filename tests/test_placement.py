@@ -1,0 +1,136 @@
+"""Where weights and drafters live: offloading, a drafter on a device of its own, what it costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import specmodel as sm
+from specmodel.cli import main
+from specmodel.drafters import Link
+from specmodel.memory import memory
+from specmodel.speculation import context_where_kv_passes_weights, round_time
+
+H100, L40S = sm.load_device("h100"), sm.load_device("l40s")
+LLAMA, SMALL = sm.load_model("llama-3.1-8b"), sm.load_model("llama-3.2-1b")
+
+
+def test_offloaded_weights_stream_over_pcie() -> None:
+    streamed = 2 * 7_504_924_672
+    half = sm.pass_time(H100, LLAMA, B=1, L=0, level="ideal", offload=0.5)
+    expected = streamed * (0.5 / 3.35e12 + 0.5 / 64e9)
+    assert float(half.T) == pytest.approx(expected, rel=1e-12)
+    assert float(sum(half.groups.values())) == pytest.approx(float(half.T))
+    real = sm.pass_time(H100, LLAMA, B=1, L=0, offload=0.5).T
+    assert float(real) == pytest.approx(expected / 0.85, rel=0.02)
+    used = memory(H100, LLAMA, L=0, offload=0.75)
+    assert used.target_weights == 0.25 * LLAMA.weight_bytes
+    lonely = replace(H100, pcie_bandwidth=None)
+    with pytest.raises(sm.DomainError, match="has no PCIe bandwidth: offload must be 0"):
+        sm.pass_time(lonely, LLAMA, B=1, offload=0.5)
+
+
+def test_offloading_makes_wide_verification_pay() -> None:
+    """A pass bound by PCIe verifies many rows for the price of one (Sequoia, arXiv:2402.12374)."""
+    drafter = sm.DraftModel(SMALL)
+    best = {}
+    for share in (0.0, 1.0):
+        r = sm.best_width(
+            H100, LLAMA, drafter, sm.Geometric(0.8), B=1, L=512, k_max=64, offload=share
+        )
+        best[share] = (int(r.k), float(r.S))
+    assert best[1.0][0] > 3 * best[0.0][0]
+    assert best[1.0][1] > best[0.0][1]
+    # the drafter itself stays on the device
+    on, off = (
+        round_time(H100, LLAMA, drafter, B=1, k=4, L=512, offload=share).T_d for share in (0.0, 1.0)
+    )
+    assert float(on) == float(off)
+
+
+def test_a_drafter_on_its_own_device() -> None:
+    link = Link(latency=5e-6, bandwidth=25e9)
+    away = sm.DraftModel(SMALL, device=L40S, link=link)
+    k, B = 4, 8
+    there = round_time(H100, LLAMA, away, B=B, k=k, L=1000, tp=4)
+    alone = round_time(L40S, LLAMA, sm.DraftModel(SMALL), B=B, k=k, L=1000)
+    ids = B * 4 * (k + 1 + k)  # W positions there, k drafts back
+    assert float(there.T_d) == pytest.approx(float(alone.T_d) + 2 * 5e-6 + ids / 25e9, rel=1e-12)
+    assert memory(H100, LLAMA, away, k=k, L=1000).draft_weights == 0
+    head = sm.Eagle3(device=L40S, link=link)
+    features = head.message_bytes(LLAMA, 4)
+    assert float(features) == 4 * 9 + 5 * 3 * 4096 * 2
+    free = round_time(H100, LLAMA, away, B=B, k=[0, 1], L=1000)
+    assert float(free.T_d[0]) == 0
+
+
+def test_overlapped_drafting_hides_behind_verification() -> None:
+    link = Link(latency=5e-6, bandwidth=25e9)
+    apart = sm.DraftModel(SMALL, device=L40S, link=link)
+    hidden = sm.DraftModel(SMALL, device=L40S, link=link, overlapped=True)
+    k = np.arange(1, 9)
+    one, two = (round_time(H100, LLAMA, d, B=1, k=k, L=1000) for d in (apart, hidden))
+    np.testing.assert_allclose(two.T_d, np.maximum(one.T_d - one.T_v, 0), rtol=1e-12)
+    np.testing.assert_allclose(sum(two.T_d_groups.values()), two.T_d, rtol=1e-12, atol=1e-18)
+    assert np.all(two.cost <= one.cost)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sm.NGram(hit=1.0, device=L40S), "needs a link, and only then"),
+        (lambda: sm.Eagle3(link=Link(0, 1e9)), "needs a link, and only then"),
+        (lambda: sm.Eagle3(overlapped=True), "only on a device of its own"),
+        (lambda: Link(-1, 1e9), "link latency must be >= 0"),
+        (lambda: Link(0, 0), "link bandwidth must be > 0"),
+        (lambda: sm.Execution(offload=2.0), "offload must be in"),
+    ],
+)
+def test_out_of_range(make: object, message: str) -> None:
+    with pytest.raises(sm.DomainError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_where_kv_passes_weights() -> None:
+    L = context_where_kv_passes_weights(H100, LLAMA, B=64)
+    assert pytest.approx(2 * 7_504_924_672 / (64 * 131_072), rel=1e-9) == L
+    recurrent = replace(sm.load_model("nemotron-h-56b"), layers=())
+    assert context_where_kv_passes_weights(H100, recurrent, B=64) == np.inf
+
+
+def test_cost_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["predict", "--gpu", "h100", "--tp", "2", "--batch", "1", "--price", "2.5"]
+    assert main([*base, "--format", "json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    for name in ("_without_drafter", "_with_drafter"):
+        rate = answer[f"tokens_per_second_at_max_batch{name}"]
+        cost = answer[f"cost_per_million_tokens{name}"]
+        assert cost == pytest.approx(2 * 2.5 * 1e6 / rate / 3600)
+        assert answer[f"joules_per_token{name}"] == pytest.approx(2 * 700 / rate)
+    assert answer["context_where_kv_passes_weights"] > 0
+    assert main(base) == 0
+    assert "  a million tokens: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draft-gpu", "l40s"], "--draft-gpu needs --link"),
+        (["--link", "5,25"], "--link belongs to --draft-gpu"),
+        (["--overlap"], "--overlap belongs to --draft-gpu"),
+        (["--draft-gpu", "l40s", "--link", "5"], "link must be LATENCY_US,BANDWIDTH_GB_PER_S"),
+        (["--draft-gpu", "l41s", "--link", "5,25"], "unknown GPU 'l41s'"),
+        (["--offload", "1.5"], "offload must be in [0, 1]; got 1.5"),
+        (["--price", "-1"], "price must be >= 0"),
+        (["--price", "much"], "price must be a number"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["predict", "--gpu", "h100", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
