@@ -203,7 +203,7 @@ def _layer_operators(
     elif mixer is not None:
         yield from _attention(a, mixer, count, sizes)
     if isinstance(layer.mlp, MoE):
-        yield from _experts(a, layer.mlp, count, sizes)
+        yield from _experts(a, layer, layer.mlp, count, sizes)
     elif layer.mlp is not None:
         yield _activation(a, count, sizes.rows, layer.mlp.width)
 
@@ -241,7 +241,7 @@ def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: st
     )
 
 
-_ARITHMETIC = {"nvfp4": "fp4", "mxfp4": "fp4"}
+_ARITHMETIC = {"nvfp4": "fp4"}
 
 
 def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
@@ -271,8 +271,11 @@ def _attention(
 ) -> Iterator[Operator]:
     batch, width, context, reread, _ = sizes
     rows, value = sizes.rows, BYTES[a.dtype]
-    cap = min(attention.window or np.inf, attention.chunk or np.inf)
-    read = np.minimum(context, cap) if np.isfinite(cap) else context
+    cap = np.asarray(min(attention.window or np.inf, attention.chunk or np.inf))
+    if isinstance(attention, LatentAttention):  # each position picks its own best tokens
+        cap = cap * np.maximum(width, 1)
+    read = np.minimum(context, cap)
+    seen = np.minimum(context, attention.window or np.inf)
     cached = attention.kv_elements * BYTES[a.kv_dtype]
     again = 1 + reread * np.maximum(width - 1, 0)
     new = 2 * attention.query_width * value + attention.kv_elements * value + cached
@@ -295,7 +298,7 @@ def _attention(
         kind="attention",
         group="attention",
         count=count,
-        flops=rows * read * attention.flops_per_pair,
+        flops=rows * (seen if attention.window else read) * attention.flops_per_pair,
         kv_bytes=batch * read * cached * again,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
@@ -304,7 +307,7 @@ def _attention(
 
 def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Operator:
     """A recurrent state: read once, and written for every position, to roll back to."""
-    state = mixer.state_elements * mixer.state_bytes_each
+    state = mixer.state_bytes
     moved = mixer.query_width + mixer.output_width
     return Operator(
         name="state update",
@@ -318,16 +321,18 @@ def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Oper
     )
 
 
-def _experts(a: Architecture, moe: MoE, count: int, sizes: _Sizes) -> Iterator[Operator]:
+def _experts(
+    a: Architecture, layer: Layer, moe: MoE, count: int, sizes: _Sizes
+) -> Iterator[Operator]:
     """Routed experts, each touched one's weights read once, and the shared expert's activation."""
     value, hidden = BYTES[a.dtype], a.hidden_size
     rows, pairs = sizes.rows, sizes.rows * moe.top_k
     touched = experts_touched(moe.experts, moe.top_k, sizes.routed)
     ups = moe.matrices - 1
-    dtype, other = _multiplied_in(a, "experts")
+    dtype, other = _multiplied_in(a, layer.expert_role)
     for name, weights, elements, moved in zip(
         ("experts gate and up", "experts down"),
-        a.expert_bytes(moe),
+        a.expert_bytes(moe, layer.expert_role),
         (ups * hidden * moe.width, hidden * moe.width),
         (hidden + ups * moe.width, moe.width + hidden),
         strict=True,
@@ -375,6 +380,9 @@ def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[O
 
 
 def _reductions(a: Architecture) -> int:
-    """One for the embedding and one after each mixer and each feed-forward network."""
-    parts = sum(n * sum(p is not None for p in (x.mixer, x.mlp)) for x, n in a.layers)
-    return parts + 1 if a.layers else 0
+    """One for the embedding and one for each product whose inputs are split over the ranks."""
+    found = 0
+    for layer, count in a.layers:
+        recurrent = layer.mixer.reductions if isinstance(layer.mixer, Recurrent) else 1
+        found += count * (recurrent * (layer.mixer is not None) + (layer.mlp is not None))
+    return found + 1 if a.layers else 0

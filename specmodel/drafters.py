@@ -118,6 +118,11 @@ class Drafter(ABC):
         """Share of rounds in which it finds anything to propose. [-]"""
         return 1.0
 
+    @property
+    def max_k(self) -> int | None:
+        """Most drafts it can propose; None: no limit of its own. [token]"""
+        return None
+
     def rows(self, k: ArrayLike) -> Floats:
         """Return the positions that verifying k drafts takes, W. [token]"""
         return whole_array(k, "k", unit="token") + 1
@@ -415,6 +420,12 @@ class BlockDiffusion(Drafter):
     kind: ClassVar[str] = "block-diffusion"
     architecture: Architecture
 
+    @property
+    def max_k(self) -> int | None:
+        """One less than the block: the last committed token takes a place. [token]"""
+        block = self.architecture.block_size
+        return None if block is None else block - 1
+
     def weights(self, target: Architecture) -> Architecture:
         """Return the head."""
         _check_head(self.architecture, target, "dflash")
@@ -422,7 +433,7 @@ class BlockDiffusion(Drafter):
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return one pass of k + 1 rows, k of them through the LM head."""
-        n = whole_array(k, "k", unit="token")
+        n = whole_array(k, "k", high=self.max_k or np.inf, unit="token")
         once = (n > 0).astype(np.float64)
         return (DraftPass(architecture=self.weights(target), count=once, W=n + 1, head_rows=n),)
 
@@ -509,10 +520,10 @@ def _check_head(head: Architecture, target: Architecture, kind: str) -> None:
         raise ArchitectureError(f"{head.name} is {what}: it cannot be the draft of {kind}")
     _check_vocabulary(head, target)
     if kind == "dflash":
-        if head.fusion.inputs % target.hidden_size:
+        if head.hidden_size != target.hidden_size:
             raise ArchitectureError(
-                f"{head.name} takes features of width {head.fusion.inputs} in all, no multiple of "
-                f"{target.name}'s {target.hidden_size}: it cannot draft for it"
+                f"{head.name} has width {head.hidden_size}, {target.name} has "
+                f"{target.hidden_size}: it cannot draft for it"
             )
         return
     features = head.fusion.inputs // (3 if kind == Eagle3.kind else 2)

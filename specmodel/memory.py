@@ -88,7 +88,7 @@ def memory(
         cached = drafter.cache(target)
         if cached is not None:
             kept = cached.shard(own)
-            draft_kv = kept.kv_bytes(longest) + kept.state_bytes
+            draft_kv = kept.kv_bytes(longest) + candidates * kept.state_bytes
     return Memory(
         target_weights=(1 - offload) * share.weight_bytes,
         draft_weights=draft_weights,

@@ -376,7 +376,7 @@ def gemm_turn_rows(
 
     .. math:: \rho\,\frac{\eta_f}{\eta_m}\,\frac{s}{2}
 
-    with s and F of the layers' weights.
+    with s and F of the matrices that hold most weights.
 
     Returns
     -------
@@ -396,8 +396,7 @@ def gemm_turn_rows(
     260.6
     """
     eff = Execution.of(execution, options).effective
-    layer = next(iter(architecture.distinct_layers()), None)
-    linear = next(layer.linears(architecture.hidden_size)) if layer else architecture.lm_head
+    linear = architecture.most_streamed()
     one = gemm(architecture, linear)
     seconds = float(np.asarray(_arithmetic(device, one))) / eff.eta_f
     streaming = architecture.matrix_bytes(linear.inputs, linear.outputs, linear.role)

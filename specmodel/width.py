@@ -106,7 +106,8 @@ def scan(
     k : ndarray of int
         [token]
     """
-    k = np.arange(int(whole_array(k_max, "k_max", low=0, unit="token")) + 1)
+    most = int(whole_array(k_max, "k_max", low=0, unit="token"))
+    k = np.arange((most if drafter.max_k is None else min(most, drafter.max_k)) + 1)
     times = round_time(
         device,
         target,
@@ -308,6 +309,7 @@ def schedule(
         T_o=T_o,
     )
     if k is not None:
+        whole_array(k, "k", high=drafts[-1], unit="token")
         S, drafts = S[:, [0, k]], drafts[[0, k]]
     if fits is not None:
         limit = np.array([fits(int(n)) if n else np.inf for n in drafts])

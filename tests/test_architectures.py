@@ -224,8 +224,8 @@ def test_hybrids_keep_a_state_for_every_candidate() -> None:
     from specmodel.memory import memory
 
     model = sm.load_model("qwen3.5-35b-a3b")
-    state = 32 * 128 * 128 + (2 * 16 * 128 + 32 * 128) * 3  # heads, and the convolution's tail
-    assert model.state_bytes == 30 * state * 4
+    heads, tail = 32 * 128 * 128 * 4, (2 * 16 * 128 + 32 * 128) * 3 * 2  # the tail in bf16
+    assert model.state_bytes == 30 * (heads + tail)
     h100 = sm.load_device("h100")
     plain, four = memory(h100, model, L=0), memory(h100, model, sm.NGram(hit=1.0), k=3, L=0)
     per_token = model.kv_bytes_per_token

@@ -570,7 +570,7 @@ def eagle3(keys: Keys, fields: dict[str, Any]) -> Architecture:
 def dflash(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """A DFlash head: layers of Qwen3's form over the fused features of some target layers."""
     check_activation(keys, "hidden_act")
-    keys.whole("block_size")  # the most a pass denoises; the draft length says how much it does
+    block = keys.whole("block_size", low=2)
     keys.whole("num_target_layers")
     config = keys.raw("dflash_config")
     features = config.get("target_layer_ids") if isinstance(config, dict) else None
@@ -580,6 +580,7 @@ def dflash(keys: Keys, fields: dict[str, Any]) -> Architecture:
     return replace(
         head,
         head_kind="dflash",
+        block_size=block,
         fusion=Fusion(inputs=len(features) * fields["hidden_size"], norms=1),
         own_embedding=False,
         own_head=False,

@@ -1,4 +1,4 @@
-"""Draft heads that sit on a target: EAGLE, EAGLE-3 and MTP (NextN).
+"""Draft heads that sit on a target: EAGLE, EAGLE-3 and MTP (NextN); DFlash is read from its file.
 
 Each is an `Architecture` of its own, so that a draft pass is costed like any other pass.
 The layer shapes follow the public implementations: EAGLE in SafeAILab/EAGLE
@@ -121,7 +121,7 @@ def mtp_head(target: Architecture) -> Architecture:
         layers=((target.layers[-1][0], 1),),
         fusion=Fusion(inputs=2 * target.hidden_size, norms=2),
         own_head=False,
-        quantisation=target.quantisation,
+        quantisation=target.quantisation if target.mtp_quantised else None,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from specmodel.architectures.families import (
     Family,
+    as_dtype,
     attention,
     bias_flag,
     check_activation,
@@ -22,6 +23,12 @@ from specmodel.architectures.records import Architecture, Layer
 from specmodel.dtypes import BYTES
 
 
+def _state_bytes(keys: Keys, key: str) -> float:
+    """Return the bytes of one state element, float32 where the file says nothing. [B]"""
+    stated = keys.raw(key, None)
+    return BYTES["float32" if stated is None else as_dtype(keys, key, stated)]
+
+
 def _gated_delta(keys: Keys, fields: dict[str, Any]) -> Recurrent:
     """Gated delta rule: keys and values of their own head counts, one decay and step a head."""
     hidden, kernel = fields["hidden_size"], keys.whole("linear_conv_kernel_dim")
@@ -36,14 +43,21 @@ def _gated_delta(keys: Keys, fields: dict[str, Any]) -> Recurrent:
         matrices=(
             Linear(name="state in", inputs=hidden, outputs=convolved + wide_v, role="attention"),
             Linear(name="decay in", inputs=hidden, outputs=2 * v_heads, role="router"),
-            Linear(name="state out", inputs=wide_v, outputs=hidden, role="attention output"),
+            Linear(
+                name="state out",
+                inputs=wide_v,
+                outputs=hidden,
+                role="attention output",
+                split="inputs",
+            ),
         ),
         convolved=convolved,
         kernel=kernel,
         recurrent_elements=v_heads * k_dim * v_dim,
         vector_params=convolved * kernel + 2 * v_heads + v_dim,
         heads=k_heads,
-        state_bytes_each=BYTES[str(keys.raw("mamba_ssm_dtype", "float32"))],
+        state_bytes_each=_state_bytes(keys, "mamba_ssm_dtype"),
+        flops_per_element=8,
     )
 
 
@@ -100,14 +114,20 @@ def _mamba2(keys: Keys, fields: dict[str, Any]) -> Recurrent:
                 outputs=inner + convolved + heads,
                 role="attention",
             ),
-            Linear(name="state out", inputs=inner, outputs=hidden, role="attention output"),
+            Linear(
+                name="state out",
+                inputs=inner,
+                outputs=hidden,
+                role="attention output",
+                split="inputs",
+            ),
         ),
         convolved=convolved,
         kernel=kernel,
         recurrent_elements=inner * state,
         vector_params=convolved * kernel + bias + 3 * heads + inner,
         heads=heads,
-        state_bytes_each=BYTES[str(keys.raw("mamba_ssm_cache_dtype", "float32"))],
+        state_bytes_each=_state_bytes(keys, "mamba_ssm_cache_dtype"),
     )
 
 
@@ -168,9 +188,21 @@ def jamba(keys: Keys, fields: dict[str, Any]) -> Architecture:
         name="mamba",
         matrices=(
             Linear(name="state in", inputs=hidden, outputs=2 * inner, role="attention"),
-            Linear(name="x out", inputs=inner, outputs=rank + 2 * state, role="attention"),
+            Linear(
+                name="x out",
+                inputs=inner,
+                outputs=rank + 2 * state,
+                role="attention",
+                split="inputs",
+            ),
             Linear(name="step in", inputs=rank, outputs=inner, bias=inner, role="attention"),
-            Linear(name="state out", inputs=inner, outputs=hidden, role="attention output"),
+            Linear(
+                name="state out",
+                inputs=inner,
+                outputs=hidden,
+                role="attention output",
+                split="inputs",
+            ),
         ),
         convolved=inner,
         kernel=kernel,
@@ -210,7 +242,11 @@ def nemotron_nas(keys: Keys, fields: dict[str, Any]) -> Architecture:
     for i, block in enumerate(blocks):
         where = f"{keys.where}: block_configs[{i}]"
         sections = block if isinstance(block, dict) else {}
-        mixing, feeding = (Keys(sections.get(n) or {}, where) for n in ("attention", "ffn"))
+        if not all(isinstance(sections.get(n), dict) for n in ("attention", "ffn")):
+            raise keys.error("block_configs", f"entry {i} must describe attention and ffn")
+        mixing, feeding = (Keys(sections[n], where) for n in ("attention", "ffn"))
+        for key in ("unshifted_sink", "use_prefill_window_in_sink_attention", "num_sink_tokens"):
+            mixing.raw(key, None)
         layers.append(
             Layer(
                 mixer=_nas_attention(mixing, heads, hidden),
@@ -218,10 +254,13 @@ def nemotron_nas(keys: Keys, fields: dict[str, Any]) -> Architecture:
                 norms=sum(not x.values.get("no_op") for x in (mixing, feeding)),
             )
         )
+        mixing.refuse_unread()
+        feeding.refuse_unread()
     return Architecture(**fields, layers=runs(layers))
 
 
 def _nas_attention(keys: Keys, heads: int, hidden: int) -> Attention | None:
+    group = keys.raw("n_heads_in_group", None)
     if keys.flag("no_op"):
         return None
     for key in ("replace_with_linear", "sparsify", "num_sink_tokens", "window_length"):
@@ -234,11 +273,11 @@ def _nas_attention(keys: Keys, heads: int, hidden: int) -> Attention | None:
 
 
 def _nas_feed_forward(keys: Keys, hidden: int) -> MLP | None:
+    multiple = keys.raw("ffn_mult", None)
     if keys.flag("no_op"):
         return None
-    if keys.raw("replace_with_linear", None):
+    if keys.raw("replace_with_linear", None) or keys.raw("sparsify", None):
         raise keys.error("replace_with_linear", "is not supported")
-    multiple = keys.raw("ffn_mult")
     if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not multiple > 0:
         raise keys.error("ffn_mult", f"must be a positive number; got {multiple!r}")
     width = int(2 * multiple * hidden / 3)

@@ -23,7 +23,8 @@ class Linear:
     """One weight matrix, or several of the same shape that run as one kernel.
 
     `inputs` and `outputs` are per matrix; `copies` matrices run side by side. `bias` counts
-    bias elements over all copies.
+    bias elements over all copies. `split` is what tensor parallelism divides, where the part
+    says no more of it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Linear:
     role: Role
     copies: int = 1
     bias: int = 0
+    split: Literal["outputs", "inputs"] = "outputs"
 
     @property
     def weights(self) -> int:
@@ -296,7 +298,7 @@ class Recurrent:
         Channels of the short convolution.
     kernel : int
         Its length [token].
-    state_elements : int
+    recurrent_elements : int
         Elements of the recurrent state per sequence, besides the convolution's.
     vector_params : int
         Parameters besides matrices: convolution, decay, norms.
@@ -304,6 +306,8 @@ class Recurrent:
         What tensor parallelism splits.
     state_bytes_each : float
         Bytes of one state element (engines keep it in float32 unless told). [B]
+    flops_per_element : int
+        FLOPs of one row for each state element. [FLOP]
     """
 
     name: str
@@ -314,6 +318,7 @@ class Recurrent:
     vector_params: int
     heads: int
     state_bytes_each: float = 4.0
+    flops_per_element: int = 6
 
     window: ClassVar[None] = None
     chunk: ClassVar[None] = None
@@ -337,6 +342,17 @@ class Recurrent:
         return self.recurrent_elements + self.convolved * (self.kernel - 1)
 
     @property
+    def state_bytes(self) -> float:
+        """Bytes kept per sequence; the convolution's tail is kept in 16 bits. [B]"""
+        tail = self.convolved * (self.kernel - 1)
+        return self.recurrent_elements * self.state_bytes_each + 2.0 * tail
+
+    @property
+    def reductions(self) -> int:
+        """All-reduces that tensor parallelism needs: one for each product with split inputs."""
+        return sum(m.split == "inputs" for m in self.matrices)
+
+    @property
     def query_width(self) -> int:
         """Elements a row brings to the state update."""
         return self.convolved
@@ -348,8 +364,8 @@ class Recurrent:
 
     @property
     def flops_per_row(self) -> int:
-        """FLOPs of updating and reading the state for one row: decay, write, read."""
-        return 6 * self.recurrent_elements + 2 * self.convolved * self.kernel
+        """FLOPs of one row: decay, write and read the state; the delta rule reads it twice."""
+        return self.flops_per_element * self.recurrent_elements + 2 * self.convolved * self.kernel
 
     def linears(self, hidden: int) -> Iterator[Linear]:
         """Yield the weight matrices."""
@@ -360,15 +376,9 @@ class Recurrent:
         if tp == 1:
             return self
         _divide(self.heads, tp, "state heads")
-        split = tuple(
-            replace(m, outputs=-(-m.outputs // tp))
-            if m.name.endswith("in")
-            else replace(m, inputs=-(-m.inputs // tp))
-            for m in self.matrices
-        )
         return replace(
             self,
-            matrices=split,
+            matrices=tuple(_split(m, tp) for m in self.matrices),
             convolved=-(-self.convolved // tp),
             recurrent_elements=self.recurrent_elements // tp,
             vector_params=-(-self.vector_params // tp),
@@ -488,3 +498,10 @@ def _divide(width: int, tp: int, what: str) -> int:
     if width % tp:
         raise DomainError(f"tp must divide the {width} {what}; got {tp}")
     return width // tp
+
+
+def _split(matrix: Linear, tp: int) -> Linear:
+    """Return one rank's share of a matrix, its bias with its outputs."""
+    if matrix.split == "inputs":
+        return replace(matrix, inputs=-(-matrix.inputs // tp))
+    return replace(matrix, outputs=-(-matrix.outputs // tp), bias=-(-matrix.bias // tp))

@@ -16,22 +16,25 @@ from specmodel.dtypes import QUANTISABLE, Quantisation, default_quantisation
 from specmodel.errors import ArchitectureError
 
 _PLAIN = re.compile(
-    r"lm_head|embed|norm|router|conv1d|e_score|vision|mm_projector|multi_modal|mtp|eh_proj"
+    r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|mm_projector|multi_modal|mtp|eh_proj|in_proj_(a|b|ba)$"
     r"|(^|\.)(shared_expert_)?gate(\.weight)?$"
 )
 """Modules that are never quantised, or are not part of the text model."""
 
-_MODULES: tuple[tuple[str, str, frozenset[str]], ...] = (
-    # excluded module, layer part it belongs to, what that makes unquantised
-    (r"shared_experts?", "mlp", frozenset({"shared"})),
-    (r"experts", "mlp", frozenset({"experts"})),
-    (r"(self_attn|linear_attn|mixer|attention)\.?(o_proj|out_proj)", "mixer",
+_MODULES: tuple[tuple[str, frozenset[str]], ...] = (
+    # excluded module, what that leaves unquantised
+    (r"shared_experts?", frozenset({"shared"})),
+    (r"experts", frozenset({"experts"})),
+    (r"mixer\.?(up|down)_proj", frozenset({"mlp"})),
+    (r"(self_attn|linear_attn|mixer|attention)\.?(o_proj|out_proj)",
      frozenset({"attention output"})),
-    (r"(self_attn|linear_attn|mixer|attention)\.?\w+_proj\w*", "mixer", frozenset({"attention"})),
-    (r"(self_attn|linear_attn|attention)", "mixer", frozenset({"attention", "attention output"})),
-    (r"mlp|feed_forward|(gate|up|down)\w*_proj", "mlp", frozenset({"mlp"})),
-    (r"layers\.\d+", "", QUANTISABLE),
+    (r"(self_attn|linear_attn|mixer|attention)\.?\w+_proj\w*", frozenset({"attention"})),
+    (r"(self_attn|linear_attn|attention)", frozenset({"attention", "attention output"})),
+    (r"mlp|feed_forward|(gate|up|down)\w*_proj", frozenset({"mlp"})),
+    (r"layers\.\d+\.?$", QUANTISABLE),
 )  # fmt: skip
+_REQUIRED = object()
+_COLUMN = 2**40  # a group longer than any column: one scale for each
 
 
 def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
@@ -84,16 +87,28 @@ def from_hf_quant_config(keys: Keys) -> dict[str, Any]:
 def _fp8(quant: Keys) -> Quantisation:
     for key in ("activation_scheme", "fmt", "scale_fmt"):
         quant.raw(key, None)
-    block = quant.raw("weight_block_size", None)
+    return Quantisation(dtype="fp8", block=_block(quant, "weight_block_size"))
+
+
+def _block(quant: Keys, key: str) -> tuple[int, int] | None:
+    block = quant.raw(key, None)
     if block is None:
-        return Quantisation(dtype="fp8")
+        return None
     if not (
         isinstance(block, list)
         and len(block) == 2
         and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
     ):
-        raise quant.error("weight_block_size", f"must be two whole numbers; got {block!r}")
-    return Quantisation(dtype="fp8", block=(block[0], block[1]))
+        raise quant.error(key, f"must be two whole numbers > 0; got {block!r}")
+    return block[0], block[1]
+
+
+def _group_size(quant: Keys, key: str, default: Any = _REQUIRED) -> int:
+    """Return the weights that share a scale; -1 and null are a whole column."""
+    stated = quant.raw(key) if default is _REQUIRED else quant.raw(key, None)
+    if stated is None or stated == -1:
+        return _COLUMN
+    return quant.whole(key)
 
 
 def _mxfp4(quant: Keys) -> Quantisation:
@@ -123,23 +138,29 @@ def _compressed(quant: Keys) -> Quantisation:
     (group,) = groups.values()
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise quant.error("config_groups", "must describe weights")
+    if group.get("targets", ["Linear"]) != ["Linear"]:
+        raise quant.error("config_groups", f"targets {group['targets']!r} are not supported")
     weights = Keys(group["weights"], f"{quant.where}: config_groups: weights")
     bits, kind = weights.whole("num_bits"), weights.text("type")
     weight_only = group.get("input_activations") is None
-    size = weights.whole_or_none("group_size", None)
+    size = _group_size(weights, "group_size", _COLUMN)
     if (kind, bits) == ("int", 4):
         return replace(
             default_quantisation("int4"),
-            group=size or 128,
+            group=size,
             scale_bytes=2.0 if weights.raw("symmetric", True) else 2.5,
         )
     if (kind, bits) == ("float", 4):
-        return replace(default_quantisation("nvfp4"), group=size or 16, weight_only=weight_only)
+        return replace(
+            default_quantisation("nvfp4"),
+            group=size if size < _COLUMN else 16,
+            weight_only=weight_only,
+        )
     if bits == 8 and kind in ("int", "float"):
         dtype = "int8" if kind == "int" else "fp8"
-        block = weights.raw("block_structure", None)
-        pair = (int(block[0]), int(block[1])) if isinstance(block, list) else None
-        return Quantisation(dtype=dtype, block=pair, weight_only=weight_only)
+        return Quantisation(
+            dtype=dtype, block=_block(weights, "block_structure"), weight_only=weight_only
+        )
     raise weights.error("num_bits", f"{bits}-bit {kind} weights are not supported")
 
 
@@ -162,7 +183,7 @@ def _gptq(quant: Keys) -> Quantisation:
 
 def _grouped(quant: Keys, *, zero_points: bool) -> Quantisation:
     bits = quant.whole("bits")
-    size = quant.whole("group_size")
+    size = _group_size(quant, "group_size")
     if bits == 4:
         scale = 2.5 if zero_points else 2.0
         return replace(default_quantisation("int4"), group=size, scale_bytes=scale)
@@ -176,7 +197,9 @@ def _kv_dtype(quant: Keys) -> str | None:
     if isinstance(scheme, dict):
         if scheme.get("num_bits") != 8:
             raise quant.error("kv_cache_scheme", f"must be of 8 bits; got {scheme!r}")
-        return "fp8" if scheme.get("type") == "float" else "int8"
+        if scheme.get("type") not in ("float", "int"):
+            raise quant.error("kv_cache_scheme", f"must say its type; got {scheme!r}")
+        return "fp8" if scheme["type"] == "float" else "int8"
     stated = quant.raw("kv_cache_dtype", None) or quant.raw("kv_cache_quant_algo", None)
     quant.raw("kv_cache_quant_algo", None)
     return None if stated is None else as_dtype(quant, "kv_cache_dtype", stated)
@@ -199,16 +222,23 @@ def _exclude(architecture: Architecture, names: list[str], quant: Keys) -> Archi
     counts as excluded in a layer as soon as one of its projections is.
     """
     everywhere: set[str] = set()
+    mtp_quantised = True
     by_layer: dict[int, set[str]] = defaultdict(set)
     for name in names:
-        plain = name.removeprefix("re:").replace("\\", "").replace("*", "").replace("..", ".")
+        plain = name.removeprefix("re:").strip("^$").replace("\\", "").replace("*", "")
+        plain = plain.replace("..", ".")
+        if re.search("mtp", plain):
+            mtp_quantised = False
         if _PLAIN.search(plain):
             continue
-        roles = next((r for pattern, _, r in _MODULES if re.search(pattern, plain)), None)
+        roles = next((r for pattern, r in _MODULES if re.search(pattern, plain)), None)
         if roles is None:
             raise quant.error("excluded modules", f"{name!r} is not understood")
         layer = re.search(r"layers\.(\d+)", plain)
+        if layer is not None and int(layer[1]) >= architecture.n_layers:
+            mtp_quantised = False  # the blocks behind the last layer
         (everywhere if layer is None else by_layer[int(layer[1])]).update(roles)
+    architecture = replace(architecture, mtp_quantised=mtp_quantised)
     return _keep(architecture, everywhere, by_layer)
 
 

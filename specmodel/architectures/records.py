@@ -15,6 +15,7 @@ from specmodel.architectures.parts import (
     Mixer,
     MoE,
     Recurrent,
+    Role,
 )
 from specmodel.dtypes import BYTES, Quantisation, default_quantisation
 from specmodel.errors import DomainError
@@ -44,6 +45,11 @@ class Layer:
     def kind(self) -> str:
         """A short description for people."""
         return " + ".join(part.kind for part in (self.mixer, self.mlp) if part is not None)
+
+    @property
+    def expert_role(self) -> Role:
+        """Role of the layer's routed experts."""
+        return "kept" if "experts" in self.unquantised else "experts"
 
     def linears(self, hidden: int) -> Iterator[Linear]:
         """Yield the matrices that every token goes through."""
@@ -105,7 +111,8 @@ class Architecture:
     position_params : int
         Learnt position embeddings.
     head_kind : str or None
-        ``eagle``, ``eagle3``, ``mtp`` or ``medusa`` for a draft head, None for a whole model.
+        ``eagle``, ``eagle3``, ``mtp``, ``dflash`` or ``medusa`` for a draft head, None for a
+        whole model.
     fusion : Fusion or None
         Input fusion of a draft head.
     own_embedding, own_head : bool
@@ -114,6 +121,10 @@ class Architecture:
         Whether a norm precedes the LM head.
     mtp_layers : int
         Multi-token-prediction blocks that the checkpoint carries, not counted as parameters.
+    mtp_quantised : bool
+        Whether those blocks are quantised as the layers are.
+    block_size : int or None
+        Positions that a block-diffusion head fills at most, the last committed token included.
     max_positions : int or None
         Longest context the model was made for.
     checkpoint_bytes : int or None
@@ -143,6 +154,8 @@ class Architecture:
     own_head: bool = True
     final_norm: bool = True
     mtp_layers: int = 0
+    mtp_quantised: bool = True
+    block_size: int | None = None
     max_positions: int | None = None
     checkpoint_bytes: int | None = None
     notes: tuple[str, ...] = ()
@@ -199,15 +212,11 @@ class Architecture:
             role="fusion",
         )
 
-    def moe_layers(self) -> Iterator[tuple[MoE, int]]:
-        """Yield each distinct mixture of experts and how many layers have it."""
+    def moe_layers(self) -> Iterator[tuple[MoE, Role, int]]:
+        """Yield each distinct mixture of experts, its experts' role, how many layers have it."""
         for layer, count in self.distinct_layers().items():
             if isinstance(layer.mlp, MoE):
-                yield layer.mlp, count
-
-    def expert_role(self, layer: Layer) -> str:
-        """Return the role of a layer's experts."""
-        return "kept" if "experts" in layer.unquantised else "experts"
+                yield layer.mlp, layer.expert_role, count
 
     def _experts(self, *, active: bool) -> int:
         """Return the weights and biases of all routed experts, or of those one token uses."""
@@ -216,7 +225,7 @@ class Architecture:
             count
             * (moe.top_k if active else moe.experts)
             * (moe.expert_weights(hidden) + moe.expert_biases(hidden))
-            for moe, count in self.moe_layers()
+            for moe, _, count in self.moe_layers()
         )
 
     @property
@@ -228,7 +237,7 @@ class Architecture:
     def matmul_params(self) -> int:
         """Weights that one token is multiplied with: all layers (active experts), LM head."""
         experts = sum(
-            n * m.top_k * m.expert_weights(self.hidden_size) for m, n in self.moe_layers()
+            n * m.top_k * m.expert_weights(self.hidden_size) for m, _, n in self.moe_layers()
         )
         return sum(n * linear.weights for linear, n in self._linears()) + experts
 
@@ -239,6 +248,14 @@ class Architecture:
         if self.fusion_linear is not None:
             yield self.fusion_linear, 1
         yield self.lm_head, 1
+
+    def most_streamed(self) -> Linear:
+        """Return the matrix (of the experts: one of them) whose kind holds most weights."""
+        found = [(linear.weights * n, linear) for linear, n in self._linears()]
+        for moe, role, n in self.moe_layers():
+            one = Linear(name="expert", inputs=self.hidden_size, outputs=moe.width, role=role)
+            found.append((n * moe.experts * moe.matrices * one.weights, one))
+        return max(found, key=lambda pair: pair[0])[1]
 
     @property
     def vector_params(self) -> int:
@@ -298,12 +315,12 @@ class Architecture:
         stored = self.matrix_bytes(linear.inputs, linear.outputs, linear.role) * linear.copies
         return stored + linear.bias * BYTES[self.dtype]
 
-    def expert_bytes(self, moe: MoE) -> tuple[float, float]:
+    def expert_bytes(self, moe: MoE, role: Role = "experts") -> tuple[float, float]:
         """Return the bytes of one routed expert: its up (and gate) matrices, its down matrix."""
         hidden, each = self.hidden_size, BYTES[self.dtype]
         ups = moe.matrices - 1
-        up = ups * self.matrix_bytes(hidden, moe.width, "experts")
-        down = self.matrix_bytes(moe.width, hidden, "experts")
+        up = ups * self.matrix_bytes(hidden, moe.width, role)
+        down = self.matrix_bytes(moe.width, hidden, role)
         if moe.bias:
             up, down = up + ups * moe.width * each, down + hidden * each
         return up, down
@@ -312,7 +329,10 @@ class Architecture:
     def weight_bytes(self) -> float:
         """Bytes that the weights take in memory."""
         total = sum(n * self.linear_bytes(linear) for linear, n in self._linears())
-        total += sum(n * moe.experts * sum(self.expert_bytes(moe)) for moe, n in self.moe_layers())
+        total += sum(
+            n * moe.experts * sum(self.expert_bytes(moe, role))
+            for moe, role, n in self.moe_layers()
+        )
         biases = sum(n * linear.bias for linear, n in self._linears())
         total += (self.vector_params - biases + self.position_params) * BYTES[self.dtype]
         if self.tied_embeddings or not self.own_head:
@@ -342,7 +362,7 @@ class Architecture:
     def state_bytes(self) -> float:
         """Bytes of constant recurrent state per sequence."""
         return sum(
-            count * layer.mixer.state_elements * layer.mixer.state_bytes_each
+            count * layer.mixer.state_bytes
             for layer, count in self.layers
             if isinstance(layer.mixer, Recurrent)
         )
