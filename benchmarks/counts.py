@@ -2,8 +2,9 @@
 
     python benchmarks/counts.py FOLDER [PARAMS.yaml]
 
-With a file of reference counts (``file``, ``total_params``, ``active_params_per_token``,
-``kv``), each count is compared with it.
+With a YAML file of reference counts each count is compared with it. It maps any name to ``file``,
+``total_params``, ``active_params_per_token`` and ``kv`` (of it ``kv_elems_per_token``, or
+``kv_elems_per_token_full`` and ``kv_elems_per_token_windowed``).
 """
 
 from __future__ import annotations

@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specmodel import defaults
-from specmodel.acceptance import Acceptance
+from specmodel.acceptance import Acceptance, warn_beyond
 from specmodel.architectures import Architecture, load_model
 from specmodel.drafters import KINDS, BlockDiffusion, Drafter, DraftModel, Parallel
 from specmodel.errors import SpecmodelError
-from specmodel.report import Setup, extrapolations
+from specmodel.report import CLOSE, Setup, extrapolations
 from specmodel.width import best_of
 
 CLOSE_ENOUGH = 0.05
 """A drafter within this of the best is as good, if it is cheaper."""
+
+AS_GIVEN = "as given"
+"""Citation of acceptance that the caller gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,8 @@ class Row:
     """What one candidate does at each (context, batch).
 
     `points` hold ``context batch k S memory_bytes fits``: the best k and its speedup, and what
-    the drafter adds to each device's memory, weights and cache. [B]
+    speculation adds to each device's memory: the drafter, its cache and the target's candidate
+    positions. [B]
     """
 
     candidate: Candidate
@@ -79,7 +83,7 @@ def candidates(
     """
     found: list[Candidate] = []
     left_out: dict[str, str] = {}
-    for kind in kinds or KINDS:
+    for kind in dict.fromkeys(kinds or KINDS):
         typical = defaults.typical_acceptance(kind, workload)
         drafts: Sequence[Architecture | None] = [None]
         if kind in (DraftModel.kind, Parallel.kind):
@@ -90,7 +94,7 @@ def candidates(
             continue
         for draft in drafts:
             try:
-                drafter, _ = defaults.make_drafter(kind, target, draft=draft, **typical.extras)
+                drafter, _ = defaults.make_drafter(kind, target, draft=draft, workload=workload)
                 drafter.passes(target, 1)
             except SpecmodelError as error:
                 left_out[kind] = str(error)
@@ -100,7 +104,7 @@ def candidates(
                     label=kind if draft is None else f"{kind} {draft.name}",
                     drafter=drafter,
                     acceptance=acceptance or typical.acceptance,
-                    citation="as given" if acceptance else typical.citation,
+                    citation=AS_GIVEN if acceptance else typical.citation,
                     of_workload=typical.of_workload or acceptance is not None,
                 )
             )
@@ -112,10 +116,12 @@ def compare(
 ) -> Comparison:
     """Evaluate every candidate at every (context, batch) of a setup.
 
-    The setup's own drafter and acceptance are not used. The draft length goes no further than
-    the acceptance was measured: an extrapolated figure would win by being extrapolated. The
-    pick at a point is the candidate that adds the least memory among those within 5% of the
-    best speedup; none where nothing beats plain decoding, or where even that does not fit.
+    The setup's own acceptance is not used, and of its drafter only where and how it is placed
+    (`tp`, `device`, `link`, `overlapped`). The best draft length goes no further than the
+    acceptance was measured: an extrapolated figure would win by being extrapolated. A k that
+    the setup asks for may, with a note. The pick at a point is the candidate that adds the
+    least memory among those within 5% of the best speedup; none where nothing beats plain
+    decoding, or where even that does not fit.
     """
     with extrapolations() as notes:
         rows = [Row(candidate=one, points=tuple(_points(replace_in(setup, one)))) for one in among]
@@ -126,13 +132,19 @@ def compare(
 
 
 def replace_in(setup: Setup, candidate: Candidate) -> Setup:
-    """Return the setup with a candidate's drafter and acceptance."""
-    return replace(setup, drafter=candidate.drafter, acceptance=candidate.acceptance)
+    """Return the setup with a candidate's drafter, placed as its own was, and acceptance."""
+    own = setup.drafter
+    placed = replace(
+        candidate.drafter, tp=own.tp, device=own.device, link=own.link, overlapped=own.overlapped
+    )
+    return replace(setup, drafter=placed, acceptance=candidate.acceptance)
 
 
 def _points(setup: Setup) -> list[Mapping[str, Any]]:
     points: list[Mapping[str, Any]] = []
     measured = setup.acceptance.measured_k
+    if setup.k is not None:
+        warn_beyond(setup.acceptance, setup.k)
     most = setup.k_max if measured is None else min(setup.k_max, measured)
     for context in setup.contexts:
         S, drafts = setup.scan(list(setup.batches), context, max(most, setup.k or 0))
@@ -142,7 +154,7 @@ def _points(setup: Setup) -> list[Mapping[str, Any]]:
         for batch, k, speed in zip(setup.batches, best.k, best.S, strict=True):
             # what it takes is shown for the k it would use, or for one draft where it is off
             used = setup.memory(max(int(k), 1), context)
-            added = used.draft_weights + batch * used.draft_kv
+            added = used.total(batch) - setup.memory(0, context).total(batch)
             points.append(
                 {
                     "context": context,
@@ -167,12 +179,15 @@ def _pick(setup: Setup, rows: Sequence[Row], index: int) -> Mapping[str, Any]:
         "fits": plain.total(point["batch"]) <= plain.capacity,
     }
     if not pays:
-        return {**pick, "best": None, "S": 1.0, "cheapest": None}
+        unfit = [p for _, p in here if p["k"]]
+        verdict = "off" if not unfit or not pick["fits"] else "the drafters that pay do not fit"
+        return {**pick, "verdict": verdict, "best": None, "S": 1.0, "cheapest": None}
     best_row, best = max(pays, key=lambda pair: pair[1]["S"])
     near = [(row, p) for row, p in pays if p["S"] >= best["S"] * (1 - CLOSE_ENOUGH)]
     cheapest, other = min(near, key=lambda pair: (pair[1]["memory_bytes"], -pair[1]["S"]))
     return {
         **pick,
+        "verdict": "on" if best["S"] > 1 + CLOSE else "too close to call",
         "best": best_row.candidate.label,
         "k": best["k"],
         "S": best["S"],

@@ -85,6 +85,11 @@ def typical_acceptance(kind: str, workload: str | None = None) -> TypicalAccepta
     )
 
 
+def workload_missing(workload: str | None) -> str:
+    """Return what to say of a figure that was not measured on the workload asked for."""
+    return "of no particular workload" if workload is None else f"none published for {workload}"
+
+
 def default_kind(target: Architecture, draft: Architecture | None) -> str:
     """Return the kind to assume for a target.
 
@@ -113,6 +118,7 @@ def make_drafter(
     target: Architecture,
     *,
     draft: Architecture | None = None,
+    workload: str | None = None,
     **options: float | None,
 ) -> tuple[Drafter, dict[str, str]]:
     """Return a drafter by its kind, and what had to be assumed for it.
@@ -123,6 +129,8 @@ def make_drafter(
         One of `KINDS`.
     target, draft : Architecture
         The draft model or head, for the kinds that take one.
+    workload : str, optional
+        One of `workloads`; it selects the cited value of an option that is not given.
     **options
         ``hit_rate`` (n-gram), ``layer_fraction`` (self), ``kv_budget`` (sparse-kv); None: the
         value that goes with the kind's cited acceptance.
@@ -142,7 +150,7 @@ def make_drafter(
     if kind in _OPTIONS or kind in _ALONE:
         if draft is not None:
             raise DomainError(f"drafter {kind} takes no draft model; got {draft.name}")
-        return _without_model(kind, options)
+        return _without_model(kind, options, workload)
     if kind == BlockDiffusion.kind:
         if draft is None:
             raise DomainError(f"drafter {kind} needs its head's config.json (--draft)")
@@ -167,7 +175,7 @@ def make_drafter(
 
 
 def _without_model(
-    kind: str, options: Mapping[str, float | None]
+    kind: str, options: Mapping[str, float | None], workload: str | None
 ) -> tuple[Drafter, dict[str, str]]:
     """Return a drafter that keeps no model of its own."""
     if kind in _ALONE:
@@ -175,7 +183,7 @@ def _without_model(
     name, make = _OPTIONS[kind]
     if (value := options.get(name)) is not None:
         return make(value), {}
-    value = typical_acceptance(kind).extras[name]
+    value = typical_acceptance(kind, workload).extras[name]
     return make(value), {name: f"{value:g}"}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import sympy as sp
@@ -48,7 +46,7 @@ def _derivation(setup: Setup) -> list[str]:
     number = _numbers(first, int(point["k"] or point["break_even_k"]))
     one = sp.Integer(1)
     return [
-        f"{setup.target.name} on {setup.device.title}, batch {first.batches[0]}, context "
+        f"{setup.target.name} on {setup.device.label}, batch {first.batches[0]}, context "
         f"{first.contexts[0]}, {setup.drafter.kind}, {setup.acceptance.label}",
         f"shown for k = {number.k}" + ("" if point["k"] else " (off is better here, see the end)"),
         "",
@@ -64,6 +62,7 @@ def _derivation(setup: Setup) -> list[str]:
         f"3. So does verifying W = {number.width} positions, with kappa_v = {sy.kappa_v()}",
         f"   T_v = max( {sy.memory_time()}, {sy.compute_time(sy.W)} )",
         f"       = max( {_sides(number, verify=True)} ) ms",
+        *_states(number),
         "",
         "4. The two are equal at the critical batch",
         f"   B_v* = {sy.critical_batch_closed()}",
@@ -89,10 +88,6 @@ def _derivation(setup: Setup) -> list[str]:
         + ", ".join(f"{name} = {point[name] * 1e3:.4g} ms" for name in ("T_p", "T_v", "T_d"))
         + f", S = {point['S']:.4f}",
     ]
-
-
-def _best(point: Mapping[str, Any]) -> str:
-    return f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
 
 
 def _numbers(setup: Setup, k: int) -> _Numbers:
@@ -124,7 +119,8 @@ def _values(number: _Numbers) -> list[str]:
         sy.N: "weights streamed by a decode step",
         sy.s: "bytes a weight",
         sy.c: "FLOP a token, attention over the context included",
-        sy.kappa: "KV bytes read a sequence",
+        sy.kappa: "KV bytes read a sequence"
+        + (", and recurrent states read and written" if number.setup.target.state_bytes else ""),
         sy.F: f"FLOP/s, {peak}",
         sy.M: "B/s, memory bandwidth",
     }
@@ -139,6 +135,17 @@ def _sides(number: _Numbers, *, verify: bool) -> str:
     return ", ".join(f"{float(t) * 1e3:.4g}" for t in (one.weights + one.rows, one.compute))
 
 
+def _states(number: _Numbers) -> list[str]:
+    """Say how recurrent states depart from the form of kappa_v."""
+    if not number.setup.target.state_bytes:
+        return []
+    moved = float(number.times.verify.rows) * number.setup.device.memory_bandwidth
+    return [
+        "   (a recurrent state is read once and written for each of the W positions, so here",
+        f"   kappa_v = {moved / number.setup.batches[0]:.6g}: the numbers hold it, the form not)",
+    ]
+
+
 def _stars(number: _Numbers) -> tuple[float, float]:
     context = number.setup.contexts[0]
     decode, verify = (float(x) for x in number.setup.critical_batch(context, [1, number.width]))
@@ -147,7 +154,8 @@ def _stars(number: _Numbers) -> tuple[float, float]:
 
 def _critical(number: _Numbers) -> list[str]:
     decode, verify = _stars(number)
-    never = "infinite: the denominator is <= 0, reading KV always takes longer"
+    what = "KV and states" if number.setup.target.state_bytes else "KV"
+    never = f"infinite: the denominator is <= 0, reading {what} always takes longer"
     lines = [
         f"   {name} = " + (f"{star:.6g}" if np.isfinite(star) else never)
         for name, star in (("B_v*", verify), ("B_p*", decode))
@@ -200,7 +208,9 @@ def _speedup(number: _Numbers) -> list[str]:
 
 def _width(number: _Numbers) -> list[str]:
     """Return the closed form on the affine piece around k, where the law is geometric."""
-    alpha = _alpha(number.setup)
+    alpha, drafter = _alpha(number.setup), number.setup.drafter
+    if drafter.hit_rate < 1 or int(drafter.rows(number.k)) != number.k + 1:
+        return ["   (the form is for drafters that verify W = k + 1 rows in every round)"]
     cost, following = (float(t.T_d + t.T_v) for t in (number.times, number.following))
     slope = following - cost
     fixed = cost - slope * (number.k + 1)

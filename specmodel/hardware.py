@@ -81,6 +81,11 @@ class Device:
     status: str = "released"
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """Its title, marked where its figures were announced ahead of the product."""
+        return self.title + (" (announced)" if self.status == "announced" else "")
+
     def flops(self, dtype: str) -> float:
         """Return the dense peak for a number format. [FLOP/s]
 

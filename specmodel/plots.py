@@ -139,7 +139,7 @@ def prediction_figure(result: Prediction) -> Figure:
         roofline(device.flops(target.weight_dtype), device.memory_bandwidth, here, ax=row[1])
         row[1].set_title(f"roofline, {target.weight_dtype} (points: batches asked for)")
     figure.suptitle(
-        f"{target.name} on {device.title}, {result.setup.drafter.kind}, "
+        f"{target.name} on {device.label}, {result.setup.drafter.kind}, "
         f"{result.setup.execution.level} level, basis {result.setup.execution.basis}"
     )
     return figure
@@ -265,7 +265,7 @@ def comparison_figure(result: Comparison) -> Figure:
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
     setup = result.setup
     figure.suptitle(
-        f"{setup.target.name} on {setup.device.title}, {setup.execution.level} level, "
+        f"{setup.target.name} on {setup.device.label}, {setup.execution.level} level, "
         f"basis {setup.execution.basis}"
     )
     return figure

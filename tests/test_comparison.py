@@ -70,6 +70,54 @@ def test_nothing_pays_and_nothing_fits() -> None:
     assert [(p["best"], p["fits"]) for p in crowded.picks] == [(None, False)]
 
 
+def test_a_workload_brings_its_hit_rate_to_predict_as_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = ["--gpu", "h100", "--batch", "8", "--workload", "code", "--format", "json", "--k", "3"]
+    assert main(["compare", *base, "--drafters", "ngram"]) == 0
+    row = json.loads(capsys.readouterr().out)["drafters"][0]
+    assert main(["predict", *base, "--drafter", "ngram"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert row["hit_rate"] == one["inputs"]["hit_rate"] == 0.478
+    assert row["points"][0]["S"] == one["points"][0]["S"]
+
+
+def test_the_given_k_may_exceed_what_was_measured_with_a_note() -> None:
+    found, _ = candidates(LLAMA, kinds=["eagle3", "eagle3"])
+    assert len(found) == 1
+    assert compare(make(k=3), found).notes == ()
+    (note,) = compare(make(k=5), found).notes
+    assert "asked for k = 5" in note
+
+
+def test_placement_of_the_setup_applies_to_every_candidate() -> None:
+    found, _ = candidates(LLAMA, kinds=["eagle3"], acceptance=sm.Geometric(0.7))
+    four = sm.Execution(tp=4)
+    alone, shared = (
+        compare(make(drafter=sm.NGram(hit=1.0, tp=tp), execution=four, batches=(1,)), found).rows[0]
+        for tp in (1, None)
+    )
+    assert alone.points[0]["memory_bytes"] > 2 * shared.points[0]["memory_bytes"]
+
+
+def test_what_is_added_holds_the_states_of_candidates() -> None:
+    hybrid = sm.load_model("qwen3.5-35b-a3b")
+    found, _ = candidates(hybrid, kinds=["mtp"], acceptance=sm.Geometric(0.7))
+    (point,) = compare(make(target=hybrid, k=3, batches=(4,), contexts=(0,)), found).rows[0].points
+    assert point["memory_bytes"] > 4 * 3 * hybrid.state_bytes
+
+
+def test_near_one_is_too_close_to_call_and_what_does_not_fit_is_said() -> None:
+    found, _ = candidates(LLAMA, kinds=["ngram"], acceptance=sm.Geometric(0.05))
+    (pick,) = compare(make(batches=(1,)), found).picks
+    assert (pick["best"], pick["verdict"]) == ("ngram", "too close to call")
+    siblings, _ = candidates(LLAMA, kinds=["draft-model"], acceptance=sm.Geometric(0.98))
+    full = make().memory(0, 2048).max_batch
+    (pick,) = compare(make(batches=(full,), contexts=(2048,)), siblings[:1]).picks
+    assert pick["best"] is None
+    assert pick["verdict"] == "the drafters that pay do not fit"
+
+
 def test_published_acceptance_is_not_extrapolated() -> None:
     found, _ = candidates(LLAMA, workload="code")
     for row in compare(make(batches=(1,)), found).rows:
@@ -145,6 +193,8 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--drafters", "mtp"], "no drafter to compare (mtp: llama-3.1-8b carries no MTP block"),
         (["--drafter", "eagle3"], "--drafter does not go with compare"),
         (["--alpha", "2"], "alpha must be in [0, 1]"),
+        (["--k", "0"], "k = 0 leaves nothing to compare"),
+        (["--alpha", "0.7", "--workload", "code"], "--workload selects published acceptance"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ HEAVY = ("torch", "sympy", "matplotlib", "xarray", "pandas", "click", "rich", "s
 def modules_after(code: str) -> set[str]:
     script = f"import sys, json\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     out = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-I", "-c", script], check=True, capture_output=True, text=True
     )
     return set(json.loads(out.stdout.splitlines()[-1]))
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
-from specmodel.cli.setup import Request, build
-from specmodel.comparison import Comparison, candidates, compare
+from specmodel.cli.setup import ACCEPTANCE_OPTIONS, Request, build
+from specmodel.comparison import AS_GIVEN, Comparison, candidates, compare
+from specmodel.defaults import workload_missing
 from specmodel.errors import DomainError
 
 
@@ -16,10 +17,10 @@ def run_comparison(options: dict[str, Any], kinds: str | None) -> tuple[Request,
     for name in ("drafter", "draft", "hit_rate", "layer_fraction", "kv_budget"):
         if options[name] is not None:
             raise DomainError(f"--{name.replace('_', '-')} does not go with compare")
+    if options["k"] == "0":
+        raise DomainError("k = 0 leaves nothing to compare")
+    given = any(options[name] is not None for name in ACCEPTANCE_OPTIONS)
     request = build({**options, "drafter": "ngram"})  # any: each candidate takes its place
-    given = any(
-        options[name] is not None for name in ("alpha", "acceptance_rates", "acceptance_length")
-    )
     found, left_out = candidates(
         request.setup.target,
         workload=options["workload"],
@@ -44,7 +45,7 @@ def comparison_text(request: Request, result: Comparison, form: str) -> str:
 
 
 def _json(request: Request, result: Comparison) -> dict[str, Any]:
-    left = ("drafter", "draft", "acceptance", "hit_rate", "draft_tp")
+    left = ("drafter", "draft", "acceptance", "hit_rate")
     return {
         "inputs": {k: v for k, v in request.inputs.items() if k not in left},
         "basis": request.setup.execution.basis,
@@ -69,7 +70,7 @@ def _json(request: Request, result: Comparison) -> dict[str, Any]:
 def _table(request: Request, result: Comparison) -> str:
     setup, out = request.setup, Out()
     out.line(
-        f"specmodel {__version__} | {setup.device.title} | {setup.target.name} "
+        f"specmodel {__version__} | {setup.device.label} | {setup.target.name} "
         f"{setup.target.weight_dtype} | level {setup.execution.level}, "
         f"basis: {setup.execution.basis}"
     )
@@ -90,7 +91,10 @@ def _table(request: Request, result: Comparison) -> str:
                 f"{points[-1]['memory_bytes'] / 1e9:.2f}",
             )
         out.table(table)
-    out.line(f"adds GB: drafter's weights and cache at batch {setup.batches[-1]}; * does not fit")
+    out.line(
+        f"off: no k pays; *: does not fit; adds GB: drafter, its cache and the target's candidate "
+        f"positions at batch {setup.batches[-1]}"
+    )
     _sources(out, request, result)
     return out.text()
 
@@ -99,8 +103,11 @@ def _pick(pick: Any) -> str:
     if not pick["fits"]:
         return "does not fit, with or without a drafter"
     if pick["best"] is None:
-        return "leave speculation off"
+        reason = "" if pick["verdict"] == "off" else f": {pick['verdict']}"
+        return f"leave speculation off{reason}"
     text = f"{pick['best']} (k = {pick['k']}, S = {pick['S']:.2f})"
+    if pick["verdict"] != "on":
+        text = f"{pick['verdict']}: {text}"
     if pick["cheapest"] != pick["best"]:
         text += (
             f"; within 5% of it and cheaper in memory: {pick['cheapest']} "
@@ -115,15 +122,22 @@ def _assumed(label: str, hit_rate: float) -> str:
 
 def _sources(out: Out, request: Request, result: Comparison) -> None:
     out.line()
-    out.line(
-        "Acceptance is each drafter's own published figure, on its own target; k goes no further"
-    )
-    out.line("further than it was measured. Yours (--alpha, ...) compares costs alone. Assumed")
+    if all(row.candidate.citation == AS_GIVEN for row in result.rows):
+        out.line(
+            f"Acceptance as given, of every drafter: {result.rows[0].candidate.acceptance.label}"
+        )
+        out.line("so this compares what they cost, not how well they guess")
+    else:
+        out.line("Acceptance is each drafter's own figure, measured on its own target, and the")
+        out.line("best k goes no further than it was measured; yours: --alpha and others. Assumed")
     for row in result.rows:
         one = row.candidate
-        other = "" if one.of_workload else " (of no particular workload)"
+        other = "" if one.of_workload else f" ({workload_missing(request.inputs['workload'])})"
         assumed = _assumed(one.acceptance.label, one.drafter.hit_rate)
-        out.line(f"  {one.label}: {assumed}: {one.citation}{other}")
+        if one.citation != AS_GIVEN:
+            out.line(f"  {one.label}: {assumed}: {one.citation}{other}")
+        elif one.drafter.hit_rate < 1:
+            out.line(f"  {one.label}: drafts are found in {one.drafter.hit_rate:g} of rounds")
     for kind, why in result.left_out.items():
         out.line(f"  left out, {kind}: {why}")
     for note in result.notes:

@@ -69,7 +69,7 @@ def _scaled(value: Any, unit: float | None) -> str:
 def _device_row(device: Device) -> dict[str, Any]:
     return {
         "name": device.name,
-        "title": device.title + (" (announced)" if device.status == "announced" else ""),
+        "title": device.label,
         "bfloat16_flops": device.peak_flops.get("bfloat16"),
         "memory_bandwidth": device.memory_bandwidth,
         "memory_capacity": device.memory_capacity,
@@ -133,7 +133,7 @@ def _find(name: str) -> Device | Architecture:
 def _device_values(device: Device) -> dict[str, Any]:
     return {
         "name": device.name,
-        "title": device.title,
+        "title": device.label,
         "vendor": device.vendor,
         "family": device.family,
         "status": device.status,

@@ -71,7 +71,7 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out = Out()
     draft = f" ({inputs['draft']})" if inputs["draft"] else ""
     out.line(
-        f"specmodel {__version__} | {setup.device.title} | {setup.target.name} "
+        f"specmodel {__version__} | {setup.device.label} | {setup.target.name} "
         f"{inputs['weights']} | {inputs['drafter']}{draft} | level {inputs['level']}, "
         f"basis: {setup.execution.basis}"
     )

@@ -24,6 +24,9 @@ from specmodel.report import Setup
 from specmodel.roofline import Execution
 from specmodel.speculation import drafter_execution
 
+ACCEPTANCE_OPTIONS = ("alpha", "acceptance_rates", "acceptance_length")
+"""Ways to state acceptance; at most one of them is given."""
+
 _MOST_DRAFTS = 1000
 _MOST_POINTS = 2000
 
@@ -67,6 +70,7 @@ def build(options: dict[str, Any]) -> Request:
         kind,
         target,
         draft=draft,
+        workload=options["workload"],
         hit_rate=optional(parse_number, options["hit_rate"], name="hit rate"),
         layer_fraction=optional(parse_number, options["layer_fraction"], name="layer fraction"),
         kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
@@ -109,6 +113,7 @@ def build(options: dict[str, Any]) -> Request:
         "model": target.name,
         "drafter": kind,
         "draft": held.name if held is not None else None,
+        "workload": options["workload"],
         "acceptance": acceptance.label,
         "hit_rate": drafter.hit_rate,
         "k": "auto" if k is None else k,
@@ -197,19 +202,20 @@ def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:
 def _acceptance(
     options: dict[str, Any], kind: str, k: int | None, assumed: dict[str, str]
 ) -> Acceptance:
-    given = [
-        name
-        for name in ("alpha", "acceptance_rates", "acceptance_length")
-        if options[name] is not None
-    ]
+    given = [name for name in ACCEPTANCE_OPTIONS if options[name] is not None]
     if len(given) > 1:
         flags = " and ".join("--" + name.replace("_", "-") for name in given)
         raise DomainError(f"acceptance is given twice: {flags}")
     if options["acceptance_k"] is not None and given != ["acceptance_length"]:
         raise DomainError("--acceptance-k belongs to --acceptance-length")
+    workload = options["workload"]
+    if given and workload is not None:
+        raise DomainError("--workload selects published acceptance; yours is given as well")
     if not given:
-        typical = defaults.typical_acceptance(kind, options.get("workload"))
-        assumed["acceptance"] = f"{typical.acceptance.label} ({typical.citation})"
+        typical = defaults.typical_acceptance(kind, workload)
+        other = workload and not typical.of_workload
+        note = f"; {defaults.workload_missing(workload)}" if other else ""
+        assumed["acceptance"] = f"{typical.acceptance.label} ({typical.citation}{note})"
         return typical.acceptance
     if given == ["alpha"]:
         return Geometric(parse_number(options["alpha"], name="alpha"))
