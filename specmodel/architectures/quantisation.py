@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from specmodel.architectures.families import as_dtype, runs
+from specmodel.architectures.exclusions import exclude
+from specmodel.architectures.families import as_dtype
 from specmodel.architectures.keys import Keys
-from specmodel.architectures.parts import MoE
-from specmodel.architectures.records import Architecture, Layer
-from specmodel.dtypes import QUANTISABLE, Quantisation, default_quantisation
+from specmodel.architectures.records import Architecture
+from specmodel.dtypes import Quantisation, default_quantisation
 from specmodel.errors import ArchitectureError
 
-_PLAIN = re.compile(
-    r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|mm_projector|multi_modal|mtp|eh_proj|in_proj_(a|b|ba)$"
-    r"|(^|\.)(shared_expert_)?gate(\.weight)?$"
-)
-"""Modules that are never quantised, or are not part of the text model."""
-
-_MODULES: tuple[tuple[str, frozenset[str]], ...] = (
-    # excluded module, what that leaves unquantised
-    (r"shared_experts?", frozenset({"shared"})),
-    (r"experts", frozenset({"experts"})),
-    (r"mixer\.?(up|down)_proj", frozenset({"mlp"})),
-    (r"(self_attn|linear_attn|mixer|attention)\.?(o_proj|out_proj)",
-     frozenset({"attention output"})),
-    (r"(self_attn|linear_attn|mixer|attention)\.?\w+_proj\w*", frozenset({"attention"})),
-    (r"(self_attn|linear_attn|attention)", frozenset({"attention", "attention output"})),
-    (r"mlp|feed_forward|(gate|up|down)\w*_proj", frozenset({"mlp"})),
-    (r"layers\.\d+\.?$", QUANTISABLE),
-)  # fmt: skip
 _REQUIRED = object()
 _COLUMN = 2**40  # a group longer than any column: one scale for each
 
@@ -69,7 +49,7 @@ def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
     kv = _kv_dtype(quant)
     quant.refuse_unread()
     result = replace(architecture, quantisation=quantisation, kv_dtype=kv or architecture.kv_dtype)
-    return _exclude(result, excluded, quant)
+    return exclude(result, excluded, partial(quant.error, "excluded modules"))
 
 
 def from_hf_quant_config(keys: Keys) -> dict[str, Any]:
@@ -213,54 +193,3 @@ def _names(quant: Keys, key: str) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise quant.error(key, f"must be a list of module names; got {names!r}")
     return names
-
-
-def _exclude(architecture: Architecture, names: list[str], quant: Keys) -> Architecture:
-    """Keep the excluded modules' matrices in the activation format.
-
-    Names may be exact, end in ``*`` or be regular expressions (``re:``). A kind of matrix
-    counts as excluded in a layer as soon as one of its projections is.
-    """
-    everywhere: set[str] = set()
-    mtp_quantised = True
-    by_layer: dict[int, set[str]] = defaultdict(set)
-    for name in names:
-        plain = name.removeprefix("re:").strip("^$").replace("\\", "").replace("*", "")
-        plain = plain.replace("..", ".")
-        if re.search("mtp", plain):
-            mtp_quantised = False
-        if _PLAIN.search(plain):
-            continue
-        roles = next((r for pattern, r in _MODULES if re.search(pattern, plain)), None)
-        if roles is None:
-            raise quant.error("excluded modules", f"{name!r} is not understood")
-        layer = re.search(r"layers\.(\d+)", plain)
-        if layer is not None and int(layer[1]) >= architecture.n_layers:
-            mtp_quantised = False  # the blocks behind the last layer
-        (everywhere if layer is None else by_layer[int(layer[1])]).update(roles)
-    architecture = replace(architecture, mtp_quantised=mtp_quantised)
-    return _keep(architecture, everywhere, by_layer)
-
-
-def _keep(
-    architecture: Architecture, everywhere: set[str], by_layer: Mapping[int, set[str]]
-) -> Architecture:
-    quantisation = architecture.quantisation
-    assert quantisation is not None  # noqa: S101 (the caller has just set it)
-    layers = [layer for layer, count in architecture.layers for _ in range(count)]
-    for role in quantisation.roles:  # excluded in each layer that has it: excluded everywhere
-        having = [i for i, layer in enumerate(layers) if role in _roles(layer, architecture)]
-        if having and all(role in by_layer.get(i, ()) for i in having):
-            everywhere = everywhere | {role}
-    by_layer = {i: roles - everywhere for i, roles in by_layer.items()}
-    kept = [frozenset(by_layer.get(i, ())) & quantisation.roles for i in range(len(layers))]
-    return replace(
-        architecture,
-        layers=runs(replace(x, unquantised=k) for x, k in zip(layers, kept, strict=True)),
-        quantisation=replace(quantisation, roles=quantisation.roles - everywhere),
-    )
-
-
-def _roles(layer: Layer, architecture: Architecture) -> set[str]:
-    found = {linear.role for linear in layer.linears(architecture.hidden_size)}
-    return {*found, "experts"} if isinstance(layer.mlp, MoE) else {*found}
