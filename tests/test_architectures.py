@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from specmodel.architectures import (
     mtp_head,
     read_config,
 )
+from specmodel.dtypes import QUANTISABLE
 
+PRESETS = Path(sm.__file__).parent / "data" / "models"
 NOT_MODELLED = {
     "minimax_m3": "block-sparse attention",
     "deepseek_v4": "compressed attention; its count is an estimate",
@@ -147,6 +150,11 @@ def packed(quantization: dict[str, Any], base: dict[str, Any] = LLAMA) -> sm.Arc
     return from_dict({**base, "quantization_config": quantization}, name="t", where="config.json")
 
 
+def compressed(weights: dict[str, Any], **changes: Any) -> sm.Architecture:
+    group = {"weights": weights, "targets": ["Linear"], "input_activations": {}, **changes}
+    return packed({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}})
+
+
 def test_packed_size_of_gpt_oss() -> None:
     """The published checkpoint of the 20B takes 13,761,264,768 bytes."""
     assert sm.load_model("gpt-oss-20b").weight_bytes == 13_761_264_768
@@ -170,6 +178,12 @@ def test_group_quantised_sizes() -> None:
         }
     )
     assert (int8.weight_dtype, int8.weight_bytes) == ("int8", rest + weights)
+    assert compressed({**group, "group_size": 128}).weight_bytes == rest + weights * (1 + 2 / 128)
+    four = {**group, "num_bits": 4}
+    columns = 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)  # one scale for each output
+    assert compressed({**four, "group_size": None}).weight_bytes == rest + weights / 2 + 2 * columns
+    micro = {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8", "group_size": 32}
+    assert compressed(micro).weight_dtype == "mxfp4"
     assert sm.load_model("llama-3.1-8b").with_dtypes(weights="int4").weight_bytes == (
         rest + weights * (0.5 + 2.0 / 128)
     )
@@ -188,6 +202,48 @@ def test_excluded_modules_stay_in_the_activation_format() -> None:
     assert size("model.layers.0.mlp.gate_proj", "model.layers.1.mlp.down_proj") - size() == 2 * mlp
     assert size("model.layers.7*") - size() == attention + mlp
     assert size("model.layers.32*") == size()  # an MTP block beyond the last layer
+
+
+def test_excluded_modules_are_matched_to_each_layers_own() -> None:
+    hybrid, moe, mla = (
+        json.loads((PRESETS / f"{name}.json").read_text())
+        for name in ("qwen3.5-27b", "qwen3-30b-a3b", "deepseek-v2-lite")
+    )
+
+    def kept(base: dict[str, Any], *names: str) -> dict[str, int]:
+        """Return in how many layers each role is kept from quantisation."""
+        model = packed({"quant_method": "fp8", "modules_to_not_convert": [*names]}, base)
+        assert model.quantisation is not None
+        count: dict[str, int] = {}
+        for layer, run in model.layers:
+            plain = replace(layer, unquantised=frozenset())
+            held = {linear.role for linear in plain.linears(model.hidden_size)}
+            held |= {"experts"} if isinstance(layer.mlp, MoE) else set()
+            for role in held & QUANTISABLE:
+                if role in layer.unquantised or role not in model.quantisation.roles:
+                    count[role] = count.get(role, 0) + run
+        return count
+
+    # what is quantised of neither the text model nor anything else
+    for name in ("visual", "model.visual.blocks.0.mlp.linear_fc1", "model.visual.blocks.0.attn.qkv",
+                 "model.language_model.layers.0.linear_attn.in_proj_a", "in_proj_b",
+                 "re:.*in_proj_ba$", "re:visual.*"):  # fmt: skip
+        assert kept(hybrid, name) == {}
+    for name in ("re:.*mlp.gate$", "gate", "re:.*mlp.shared_expert_gate$", "layers.*.mlp.gate"):
+        assert kept(moe, name) == kept(mla, name) == {}
+    # a recurrent layer's projections, or an attention layer's
+    assert kept(hybrid, "re:.*self_attn.*") == {"attention": 16, "attention output": 16}
+    assert kept(hybrid, "linear_attn") == {"attention": 48, "attention output": 48}
+    # layers by number
+    assert kept(hybrid, r"re:.*layers\.(56|57)\.mlp.*") == {"mlp": 2}
+    assert kept(hybrid, r"re:.*layers\.[0-3]\.mlp.*") == {"mlp": 4}
+    assert kept(hybrid, r"re:.*layers\.3\.mlp\..*") == {"mlp": 1}
+    # experts, or the dense layers alone
+    assert kept(moe, "re:.*mlp.*") == {"experts": 48}
+    for name in ("model.layers.0.mlp", "model.layers.0.mlp.experts"):
+        assert kept(moe, name) == {"experts": 1}
+    assert kept(mla, r"re:.*mlp\.(gate|up|gate_up|down)_proj.*") == {"mlp": 1}
+    assert kept(mla, "re:.*shared_experts.*") == {"shared": 26}
 
 
 def test_excluded_modules_of_published_checkpoints(model_configs: Path) -> None:
@@ -218,6 +274,81 @@ def test_modelopt_checkpoints(model_configs: Path, tmp_path: Path, file: str, bo
     assert quantised.total_params == plain.total_params
     assert quantised.weight_bytes < bound < plain.weight_bytes
     assert quantised.kv_dtype == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "message"),
+    [
+        ({"num_bits": 8, "type": "int", "wild": 3}, {}, "wild: unknown key"),
+        ({"num_bits": 8, "type": "int", "symmetric": "no"}, {}, "symmetric: must be true or false"),
+        ({"num_bits": 8, "type": "float", "block_structure": ["x"]}, {}, "must be two whole"),
+        ({"num_bits": 8, "type": "int"}, {"targets": ["re:.*mlp.*"]}, "targets .* not supported"),
+        ({"num_bits": 8, "type": "int"}, {"output_activations": {"num_bits": 8}}, "output_activ"),
+        ({"num_bits": 3, "type": "int"}, {}, "3-bit int weights are not supported"),
+    ],
+)  # fmt: skip
+def test_compressed_tensors_are_read_strictly(
+    weights: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(sm.ArchitectureError, match=message):
+        compressed(weights, **changes)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "message"),
+    [
+        ("deepseek-v3.2", {"index_topk": ...}, "index_topk: missing"),
+        ("deepseek-v3", {"n_shared_experts": ...}, "n_shared_experts: missing"),
+        ("gpt-oss-20b", {"attention_bias": ...}, "attention_bias: missing"),
+        ("gpt-oss-20b", {"head_dim": ...}, "head_dim: missing"),
+        ("mimo-v2-flash", {"swa_num_attention_heads": 65}, "must divide 65 heads"),
+        ("gemma-4-26b-a4b", {"top_k_experts": 10**6}, "top_k_experts: must be at most 128"),
+        ("llama-3.1-8b-eagle3", {"vocab_size": 3}, "draft_vocab_size: must be at most 3"),
+        ("llama-3.1-8b-eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}},
+         "must name three layers"),
+    ],
+)  # fmt: skip
+def test_what_a_family_needs_is_not_guessed(
+    preset: str, changes: dict[str, Any], message: str
+) -> None:
+    values = {**json.loads((PRESETS / f"{preset}.json").read_text()), **changes}
+    with pytest.raises(sm.ArchitectureError, match=message):
+        from_dict({k: v for k, v in values.items() if v is not ...}, name="t", where="config.json")
+
+
+def test_opt_and_jamba_of_the_hub() -> None:
+    """With the keys that their published files carry; counted by hand."""
+    opt = {
+        "activation_function": "relu", "model_type": "opt", "torch_dtype": "float16",
+        "do_layer_norm_before": True, "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 50272,
+        "max_position_embeddings": 2048, "word_embed_proj_dim": 768, "layerdrop": 0.0,
+    }  # fmt: skip
+    assert from_dict(opt, name="opt-125m", where="x").total_params == 125_239_296
+    bare = from_dict({**opt, "_remove_final_layer_norm": True}, name="opt", where="x")
+    assert bare.total_params == 125_239_296 - 2 * 768
+    jamba = {
+        "model_type": "jamba", "hidden_act": "silu", "hidden_size": 4096, "mamba_dt_rank": 256,
+        "attn_layer_offset": 4, "attn_layer_period": 8, "expert_layer_offset": 1,
+        "expert_layer_period": 2, "intermediate_size": 14336, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2, "mamba_proj_bias": False,
+        "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1,
+        "torch_dtype": "bfloat16", "vocab_size": 65536, "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert from_dict(jamba, name="jamba-1.5-mini", where="x").total_params == 51_570_323_328
+    with pytest.raises(sm.ArchitectureError, match="attn_layer_offset: must be below"):
+        from_dict({**jamba, "attn_layer_offset": 9}, name="t", where="x")
+
+
+def test_llama4_says_which_layers_attend_in_chunks() -> None:
+    values = json.loads((PRESETS / "llama-4-scout-17b-16e.json").read_text())
+    plain = from_dict(values, name="t", where="x")
+    stated = [int((i + 1) % 4 != 0) for i in range(48)]
+    for rope in ([], stated):
+        assert from_dict({**values, "no_rope_layers": rope}, name="t", where="x") == plain
+    every = from_dict({**values, "no_rope_layers": [0] * 48}, name="t", where="x")
+    assert {kind.split(" +")[0] for kind in every.layers_by_kind()} == {"GQA"}
 
 
 def test_hybrids_keep_a_state_for_every_candidate() -> None:
@@ -301,6 +432,41 @@ def test_directory_with_a_quantisation_file_beside_the_config(tmp_path: Path) ->
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method: 'hqq' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: bits: missing"),
         (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "^config.json: mxfp4 quantises nothing",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "kv_cache_dtype": "int4"}},
+            "kv_cache_dtype: must be one of",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": [1]}},
+            "kv_cache_scheme: must be an object",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "modelopt",
+                    "quant_algo": "NVFP4",
+                    "group_size": 7,
+                }
+            },
+            "group_size: must be 16",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.*"]}},
+            "is no regular expression",
+        ),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "is a draft head that is not supported"),
+        ({"model_type": "qwen3"}, "head_dim: missing"),
+        ({"model_type": "phi3", "attention_bias": True}, "attention_bias: must be false"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads: must divide 32 heads"),
+        ({"vocab_size": 10**12}, "vocab_size: must be at most"),
+        (
+            {"model_type": "x", "tie_word_embeddings": True, "text_config": LLAMA},
+            "tie_word_embeddings: True contradicts False of text_config",
+        ),
+        (
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
             "weight_block_size: must be two",
         ),
@@ -330,7 +496,7 @@ def test_directory_with_a_quantisation_file_beside_the_config(tmp_path: Path) ->
             "quantization_config: kv_cache_dtype: .*fp9",
         ),
         (
-            {"model_type": "qwen3", "layer_types": ["full_attention", "linear"]},
+            {"model_type": "qwen3", "head_dim": 128, "layer_types": ["full_attention", "linear"]},
             "layer_types: must name",
         ),
     ],

@@ -23,6 +23,8 @@ _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
 )
 """Keys of a multimodal model's file that do not concern its text part."""
+_HEAD = re.compile(r"Eagle|Medusa|MTP|NextN|Draft|DSpark|Speculator", re.IGNORECASE)
+_SAME = ("tie_word_embeddings", "dtype", "torch_dtype", "vocab_size", "hidden_size")
 _CAUSAL = re.compile(r".*(ForCausalLM|ForConditionalGeneration|LMHeadModel)")
 
 
@@ -79,6 +81,10 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
         result = with_quantisation(family(keys, common(keys, name, where)), keys)
     except (TypeError, OverflowError) as error:  # a value of a shape no family expects
         raise ArchitectureError(f"{where}: {error}") from error
+    except ArchitectureError as error:  # of a part: it does not know the file
+        if str(error).startswith(where):
+            raise
+        raise ArchitectureError(f"{where}: {error}") from None
     keys.refuse_unread()
     return result
 
@@ -87,7 +93,7 @@ def _checkpoint_bytes(keys: Keys) -> int:
     metadata = keys.raw("metadata")
     if not isinstance(metadata, dict):
         raise keys.error("metadata", f"must be an object; got {metadata!r}")
-    return Keys(metadata, f"{keys.where}: metadata").whole("total_size")
+    return Keys(metadata, f"{keys.where}: metadata").whole("total_size", high=10**15)
 
 
 def _family(keys: Keys) -> Family:
@@ -102,6 +108,8 @@ def _family(keys: Keys) -> Family:
     if model_type not in _READERS:
         hint = did_you_mean(model_type, _READERS)
         raise keys.error("model_type", f"{model_type!r} is not supported{hint}")
+    if any(_HEAD.search(c) for c in classes):
+        raise keys.error("architectures", f"{classes[0]!r} is a draft head that is not supported")
     if not all(_CAUSAL.fullmatch(c) for c in classes):
         raise keys.error(
             "architectures", f"{classes[0]!r} is not supported (it is no causal language model)"
@@ -115,6 +123,10 @@ def _text_part(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -
     for key, value in outer.items():
         if key in ("model_type", "architectures") or _WRAPPER.fullmatch(key):
             continue
+        if key in _SAME and values.get(key, value) != value:
+            raise ArchitectureError(
+                f"{where}: {key}: {value!r} contradicts {values[key]!r} of text_config"
+            )
         values.setdefault(key, value)
     if "torch_dtype" in values and "dtype" in values and values["dtype"] is not None:
         values.pop("torch_dtype")

@@ -140,6 +140,8 @@ def _keep(architecture: Architecture, layers: list[Layer], kept: list[set[str]])
     quantisation = architecture.quantisation
     assert quantisation is not None  # noqa: S101 (the caller has just set it)
     roles = [_roles(layer, architecture.hidden_size) for layer in layers]
+    if not any(found & quantisation.roles for found in roles):
+        raise ArchitectureError(f"{quantisation.dtype} quantises nothing of {architecture.name}")
     everywhere = {
         role
         for role in quantisation.roles

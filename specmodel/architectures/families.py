@@ -78,6 +78,12 @@ def depth(keys: Keys) -> int:
     return keys.whole("num_hidden_layers", high=_MOST_LAYERS)
 
 
+_HEADS_SPLIT_HIDDEN = frozenset(
+    {"llama", "mistral", "mixtral", "phi3", "olmo2", "qwen2", "qwen2_moe", "mimo", "jamba"}
+)
+"""Families whose head width is hidden size over heads where the file says nothing."""
+
+
 def attention(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Attention:
     """Return an attention of the usual keys."""
     heads = keys.whole("num_attention_heads")
@@ -85,7 +91,8 @@ def attention(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Attention:
         kv_heads = keys.whole("num_key_value_heads", heads)
     else:
         kv_heads = keys.whole("num_key_value_heads")
-    head_dim = keys.whole_or_none("head_dim", None)
+    split = keys.values["model_type"] in _HEADS_SPLIT_HIDDEN
+    head_dim = keys.whole_or_none("head_dim", None) if split else keys.whole("head_dim")
     if head_dim is None:
         hidden = fields["hidden_size"]
         if hidden % heads:
@@ -98,17 +105,14 @@ def attention(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Attention:
     return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, **kwargs)
 
 
-def routed(keys: Keys, *, experts: str, width: str, **kwargs: Any) -> MoE:
+def routed(
+    keys: Keys, *, experts: str, width: str, top_k: str = "num_experts_per_tok", **kwargs: Any
+) -> MoE:
     """Return a mixture of experts."""
-    moe = MoE(
-        experts=keys.whole(experts),
-        top_k=keys.whole("num_experts_per_tok"),
-        width=keys.whole(width),
-        **kwargs,
-    )
-    if moe.top_k > moe.experts:
-        raise keys.error("num_experts_per_tok", f"must be at most {moe.experts}; got {moe.top_k}")
-    return moe
+    count, active = keys.whole(experts), keys.whole(top_k)
+    if active > count:
+        raise keys.error(top_k, f"must be at most {count}; got {active}")
+    return MoE(experts=count, top_k=active, width=keys.whole(width), **kwargs)
 
 
 def runs(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
@@ -166,10 +170,10 @@ def phi3(keys: Keys, fields: dict[str, Any]) -> Architecture:
     check_activation(keys, "hidden_act")
     for key in ("original_max_position_embeddings", "full_attn_mod", "interpolate_factor"):
         keys.raw(key, None)  # long-context rotary embedding
-    bias = bias_flag(keys)
-    window = keys.whole_or_none("sliding_window", None)
-    mixer = attention(keys, fields, window=window, qkv_bias=bias, output_bias=bias)
-    mlp = MLP(width=keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False))
+    if bias_flag(keys):
+        raise keys.error("attention_bias", "must be false: Phi-3's projections have none")
+    mixer = attention(keys, fields, window=keys.whole_or_none("sliding_window", None))
+    mlp = MLP(width=keys.whole("intermediate_size"))
     return Architecture(**fields, layers=((Layer(mixer=mixer, mlp=mlp), depth(keys)),))
 
 
@@ -258,7 +262,8 @@ def gemma3(keys: Keys, fields: dict[str, Any]) -> Architecture:
         keys.raw("sliding_window_pattern", None)
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
-        pattern = keys.whole("sliding_window_pattern")
+        name = "sliding_window_pattern"
+        pattern = keys.whole(name if name in keys.values else f"_{name}")
         slides = [(i + 1) % pattern != 0 for i in range(count)]
     return _gemma(keys, fields, [window if s else None for s in slides], qk_norm="head")
 
@@ -283,10 +288,11 @@ def gemma4(keys: Keys, fields: dict[str, Any]) -> Architecture:
         shared_kv=keys.flag("attention_k_eq_v"),
         window=None,
     )
-    moe = MoE(
-        experts=keys.whole("num_experts"),
-        top_k=keys.whole("top_k_experts"),
-        width=keys.whole("moe_intermediate_size"),
+    moe = routed(
+        keys,
+        experts="num_experts",
+        top_k="top_k_experts",
+        width="moe_intermediate_size",
         shared_width=keys.whole("intermediate_size"),
         # a scale for each expert and one for each input of the router
         extra_params=keys.whole("num_experts") + fields["hidden_size"],
@@ -311,8 +317,11 @@ def opt(keys: Keys, fields: dict[str, Any]) -> Architecture:
             raise keys.error(key, f"must be {only}")
     if keys.whole("word_embed_proj_dim", hidden) != hidden:
         raise keys.error("word_embed_proj_dim", "projected embeddings are not supported")
-    for key in ("prefix", "layerdrop", "layer_norm_elementwise_affine", "_remove_final_layer_norm"):
+    for key in ("prefix", "layerdrop", "init_std", "output_projection"):
         keys.raw(key, None)
+    if not keys.flag("layer_norm_elementwise_affine", True):
+        raise keys.error("layer_norm_elementwise_affine", "must be true")
+    fields["final_norm"] = not keys.flag("_remove_final_layer_norm", False)
     heads = keys.whole("num_attention_heads")
     if hidden % heads:
         raise keys.error("num_attention_heads", f"must divide hidden_size {hidden}; got {heads}")
@@ -409,7 +418,7 @@ def _sparse_layers(keys: Keys, count: int) -> list[bool]:
 
 def _deepseek_moe(keys: Keys, **kwargs: Any) -> MoE:
     width = keys.whole("moe_intermediate_size")
-    shared = keys.whole("n_shared_experts", 0, low=0)
+    shared = keys.whole_or_none("n_shared_experts", low=0) or 0
     return routed(
         keys,
         experts="n_routed_experts",
@@ -427,7 +436,7 @@ def deepseek(keys: Keys, fields: dict[str, Any]) -> Architecture:
     for key in ("head_dim", "qk_head_dim", "rope_interleave", "indexer_rope_interleave"):
         keys.raw(key, None)  # follow from the others, or concern rotary embedding only
     index: dict[str, Any] = {}
-    if "index_topk" in keys.values:
+    if keys.values["model_type"] in ("deepseek_v32", "glm_moe_dsa"):
         index = {
             "index_heads": keys.whole("index_n_heads"),
             "index_dim": keys.whole("index_head_dim"),
@@ -458,7 +467,7 @@ def gpt_oss(keys: Keys, fields: dict[str, Any]) -> Architecture:
     for key in ("initial_context_length", "experts_per_token", "swiglu_limit"):
         keys.raw(key, None)
     window, count = keys.whole("sliding_window"), depth(keys)
-    bias = bias_flag(keys)
+    bias = keys.flag("attention_bias")
     base = attention(keys, fields, qkv_bias=bias, output_bias=bias, sinks=True)
     moe = routed(keys, experts="num_local_experts", width="intermediate_size", bias=True)
     kinds = layer_types(keys, count, ("sliding_attention", "full_attention"))
@@ -474,8 +483,11 @@ def gpt_oss(keys: Keys, fields: dict[str, Any]) -> Architecture:
 def llama4(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """Llama 4: three layers in four attend within chunks, experts on every n-th layer."""
     check_activation(keys, "hidden_act")
-    for key in ("use_qk_norm", "attn_scale", "attn_temperature_tuning", "floor_scale"):
+    for key in ("use_qk_norm", "attn_scale", "attn_temperature_tuning", "floor_scale",
+                "for_llm_compressor"):  # fmt: skip
         keys.raw(key, None)  # the norm on queries and keys has no parameters
+    if keys.whole_list("moe_layers"):
+        raise keys.error("moe_layers", "is not supported (interleave_moe_layer_step is)")
     count, step = depth(keys), keys.whole("interleave_moe_layer_step")
     bias = bias_flag(keys)
     base = attention(keys, fields, qkv_bias=bias, output_bias=bias)
@@ -484,9 +496,12 @@ def llama4(keys: Keys, fields: dict[str, Any]) -> Architecture:
     moe = routed(keys, experts="num_local_experts", width="intermediate_size", shared_width=width)
     dense = MLP(width=keys.whole("intermediate_size_mlp"))
     every = keys.whole("no_rope_layer_interval", 4)
+    chunked = keys.whole_list("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
+    if len(chunked) != count:
+        raise keys.error("no_rope_layers", "must hold 0 or 1 for each layer")
     layers = (
         Layer(
-            mixer=replace(base, chunk=None if (i + 1) % every == 0 else chunk),
+            mixer=replace(base, chunk=chunk if chunked[i] else None),
             mlp=moe if (i + 1) % step == 0 else dense,
         )
         for i in range(count)
@@ -525,9 +540,10 @@ def mimo_v2(keys: Keys, fields: dict[str, Any]) -> Architecture:
         keys, fields, v_dim=keys.whole("v_head_dim"),
         sinks=keys.flag("add_full_attention_sink_bias", False),
     )  # fmt: skip
+    heads, kv_heads = (keys.whole(f"swa_num_{name}_heads") for name in ("attention", "key_value"))
     local = Attention(
-        heads=keys.whole("swa_num_attention_heads"),
-        kv_heads=keys.whole("swa_num_key_value_heads"),
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=keys.whole("swa_head_dim"),
         v_dim=keys.whole("swa_v_head_dim"),
         window=keys.whole("sliding_window"),
@@ -549,15 +565,20 @@ def mimo_v2(keys: Keys, fields: dict[str, Any]) -> Architecture:
 def eagle3(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """An EAGLE-3 head, in the layout that SpecForge trains and vLLM and SGLang serve."""
     check_activation(keys, "hidden_act")
-    keys.raw("eagle_config", None)  # which target layers feed it: no effect on cost
-    for key in ("num_experts", "decoder_sparse_step", "moe_intermediate_size"):
-        keys.raw(key, None)  # left behind by the target's file
+    for key in ("num_experts", "decoder_sparse_step", "moe_intermediate_size",
+                "target_model_type"):  # fmt: skip
+        keys.raw(key, None)  # of the target
+    config = keys.raw("eagle_config", None)
+    fed = config.get("eagle_aux_hidden_state_layer_ids") if isinstance(config, dict) else None
+    if fed is not None and not (isinstance(fed, list) and len(fed) == 3):
+        raise keys.error("eagle_config", f"must name three layers that feed it; got {fed!r}")
     layers = depth(keys)
     bias = bias_flag(keys)
     window = qwen_windows(keys, layers)[0]
     base = attention(keys, fields, qkv_bias=bias, output_bias=bias, window=window)
     target_hidden = keys.whole("target_hidden_size", fields["hidden_size"])
-    fields["head_vocab_size"] = keys.whole("draft_vocab_size", fields["vocab_size"])
+    vocab = fields["vocab_size"]
+    fields["head_vocab_size"] = keys.whole("draft_vocab_size", vocab, high=vocab)
     return eagle3_record(
         fields,
         base,
@@ -571,11 +592,13 @@ def dflash(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """A DFlash head: layers of Qwen3's form over the fused features of some target layers."""
     check_activation(keys, "hidden_act")
     block = keys.whole("block_size", low=2)
-    keys.whole("num_target_layers")
+    deepest = keys.whole("num_target_layers")
     config = keys.raw("dflash_config")
-    features = config.get("target_layer_ids") if isinstance(config, dict) else None
-    if not isinstance(features, list) or not features:
-        raise keys.error("dflash_config", "must list target_layer_ids")
+    if not isinstance(config, dict):
+        raise keys.error("dflash_config", f"must be an object; got {config!r}")
+    features = Keys(config, f"{keys.where}: dflash_config").whole_list("target_layer_ids")
+    if not features or len(set(features)) < len(features) or max(features) > deepest:
+        raise keys.error("dflash_config", f"must list target_layer_ids up to {deepest}, each once")
     head = _qwen_dense(keys, fields, qk_norm="head")
     return replace(
         head,

@@ -165,7 +165,7 @@ def nemotron_h(keys: Keys, fields: dict[str, Any]) -> Architecture:
             keys,
             experts="n_routed_experts",
             width="moe_intermediate_size",
-            shared_width=keys.whole("n_shared_experts", 0, low=0)
+            shared_width=(keys.whole_or_none("n_shared_experts", low=0) or 0)
             * keys.whole("moe_shared_expert_intermediate_size"),
             gated=False,
         )
@@ -211,13 +211,17 @@ def jamba(keys: Keys, fields: dict[str, Any]) -> Architecture:
         heads=inner,
     )
     star = attention(keys, fields)
-    moe = routed(keys, experts="num_experts", width="intermediate_size")
     dense = MLP(width=keys.whole("intermediate_size"))
+    one = keys.values.get("num_experts") == 1  # then no router either
+    moe: FeedForward = routed(keys, experts="num_experts", width="intermediate_size")
+    moe = dense if one else moe
     every, first = keys.whole("attn_layer_period"), keys.whole("attn_layer_offset", low=0)
     moe_every, moe_first = (
         keys.whole("expert_layer_period"),
         keys.whole("expert_layer_offset", low=0),
     )
+    if first >= every:
+        raise keys.error("attn_layer_offset", f"must be below attn_layer_period {every}")
     layers = (
         Layer(
             mixer=star if i % every == first else mamba,

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = frozenset(
     eta_cutoff output_scores return_dict_in_generate remove_invalid_values tf_legacy_loss
     use_bfloat16 is_decoder add_cross_attention pruned_heads prefix bad_words_ids suppress_tokens
     exponential_decay_length_penalty cross_attention_hidden_size
+    num_logits_to_keep logits_to_keep max_sequence_length model_max_length tensor_parallel_size
     chunk_size_feed_forward attn_implementation use_flash_attn num_return_sequences
     """.split()
 )
@@ -68,7 +69,7 @@ class Keys:
             raise self.error(key, "missing")
         return value
 
-    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1, high: int = 10**12) -> int:
+    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1, high: int = 10**8) -> int:
         """Return a whole number from `low` to `high`; null is absent where there is a default."""
         value = self.raw(key, default)
         if value is None and default is not _MISSING:

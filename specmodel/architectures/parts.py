@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from specmodel.errors import DomainError
+from specmodel.errors import ArchitectureError, DomainError
 
 Role = Literal[
     "attention", "attention output", "mlp", "experts", "shared", "router", "head", "fusion", "kept"
@@ -83,6 +83,12 @@ class Attention:
     input_width: int | None = None
 
     state_elements: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ArchitectureError(
+                f"{self.kv_heads} heads of keys and values must divide {self.heads} heads"
+            )
 
     @property
     def kind(self) -> str:
@@ -444,6 +450,10 @@ class MoE:
     gated: bool = True
     bias: bool = False
     extra_params: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.experts:
+            raise ArchitectureError(f"top_k must be 1 to {self.experts} experts; got {self.top_k}")
 
     @property
     def kind(self) -> str:

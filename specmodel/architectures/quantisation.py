@@ -10,7 +10,7 @@ from specmodel.architectures.exclusions import exclude
 from specmodel.architectures.families import as_dtype
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.records import Architecture
-from specmodel.dtypes import Quantisation, default_quantisation
+from specmodel.dtypes import KV_DTYPES, Quantisation, default_quantisation
 from specmodel.errors import ArchitectureError
 
 _REQUIRED = object()
@@ -99,11 +99,14 @@ def _modelopt(quant: Keys) -> Quantisation:
     for key in ("producer", "config_groups", "quant_method"):
         quant.raw(key, None)
     algorithm = quant.text("quant_algo")
-    group = quant.whole_or_none("group_size", None)
+    if (group := quant.whole_or_none("group_size", None)) not in (None, 16) and (
+        algorithm == "NVFP4"
+    ):
+        raise quant.error("group_size", f"must be 16; got {group}")
     if algorithm == "FP8":
         return Quantisation(dtype="fp8")
     if algorithm == "NVFP4":
-        return replace(default_quantisation("nvfp4"), group=group or 16)
+        return default_quantisation("nvfp4")
     raise quant.error("quant_algo", f"{algorithm!r} is not supported; FP8 and NVFP4 are")
 
 
@@ -120,32 +123,57 @@ def _compressed(quant: Keys) -> Quantisation:
         raise quant.error("config_groups", "must describe weights")
     if group.get("targets", ["Linear"]) != ["Linear"]:
         raise quant.error("config_groups", f"targets {group['targets']!r} are not supported")
+    unknown = set(group) - {
+        "weights",
+        "input_activations",
+        "output_activations",
+        "targets",
+        "format",
+    }
+    if unknown or group.get("output_activations") is not None:
+        raise quant.error(
+            "config_groups", f"{sorted(unknown) or 'output_activations'}: not supported"
+        )
     weights = Keys(group["weights"], f"{quant.where}: config_groups: weights")
+    result = _compressed_weights(weights, str(quant.values.get("format")))
+    weights.refuse_unread()
+    return replace(result, weight_only=result.weight_only or group.get("input_activations") is None)
+
+
+def _compressed_weights(weights: Keys, stored: str) -> Quantisation:
+    """Return the format of weights that are kept so, whatever activations are.
+
+    Four-bit weights count as multiplied in the activation format, W4A8 kernels included.
+    """
+    for key in ("actorder", "dynamic", "observer", "observer_kwargs", "strategy", "zp_dtype"):
+        weights.raw(key, None)
     bits, kind = weights.whole("num_bits"), weights.text("type")
-    weight_only = group.get("input_activations") is None
     size = _group_size(weights, "group_size", _COLUMN)
+    scale, symmetric = weights.raw("scale_dtype", None), weights.flag("symmetric", True)
+    block = _block(weights, "block_structure")
     if (kind, bits) == ("int", 4):
         return replace(
             default_quantisation("int4"),
             group=size,
-            scale_bytes=2.0 if weights.raw("symmetric", True) else 2.5,
+            scale_bytes=2.0 if symmetric else 2.5,
         )
     if (kind, bits) == ("float", 4):
-        return replace(
-            default_quantisation("nvfp4"),
-            group=size if size < _COLUMN else 16,
-            weight_only=weight_only,
-        )
+        micro = stored.startswith("mxfp4") or scale == "torch.uint8"
+        default = default_quantisation("mxfp4" if micro else "nvfp4")
+        if size not in (_COLUMN, default.group):
+            raise weights.error("group_size", f"must be {default.group}; got {size}")
+        return default
     if bits == 8 and kind in ("int", "float"):
         dtype = "int8" if kind == "int" else "fp8"
-        return Quantisation(
-            dtype=dtype, block=_block(weights, "block_structure"), weight_only=weight_only
-        )
+        if size < _COLUMN:
+            return Quantisation(dtype=dtype, group=size, scale_bytes=2.0)
+        return Quantisation(dtype=dtype, block=block)
     raise weights.error("num_bits", f"{bits}-bit {kind} weights are not supported")
 
 
 def _awq(quant: Keys) -> Quantisation:
-    for key in ("version", "backend"):
+    for key in ("version", "backend", "do_fuse", "modules_to_fuse", "fuse_max_seq_len",
+                "exllama_config"):  # fmt: skip
         quant.raw(key, None)
     return _grouped(quant, zero_points=quant.flag("zero_point", True))
 
@@ -156,7 +184,7 @@ def _gptq(quant: Keys) -> Quantisation:
                 "use_exllama", "version", "tokenizer", "exllama_config", "max_input_length",
                 "cache_block_outputs", "module_name_preceding_first_block", "model_seqlen",
                 "block_name_to_quantize", "batch_size", "pad_token_id",
-                "use_cuda_fp16"):  # fmt: skip
+                "use_cuda_fp16", "pack_dtype"):  # fmt: skip
         quant.raw(key, None)
     return _grouped(quant, zero_points=True)  # stored whether used or not
 
@@ -174,7 +202,9 @@ def _grouped(quant: Keys, *, zero_points: bool) -> Quantisation:
 
 def _kv_dtype(quant: Keys) -> str | None:
     scheme = quant.raw("kv_cache_scheme", None)
-    if isinstance(scheme, dict):
+    if scheme is not None and not isinstance(scheme, dict):
+        raise quant.error("kv_cache_scheme", f"must be an object; got {scheme!r}")
+    if scheme is not None:
         if scheme.get("num_bits") != 8:
             raise quant.error("kv_cache_scheme", f"must be of 8 bits; got {scheme!r}")
         if scheme.get("type") not in ("float", "int"):
@@ -182,7 +212,12 @@ def _kv_dtype(quant: Keys) -> str | None:
         return "fp8" if scheme["type"] == "float" else "int8"
     stated = quant.raw("kv_cache_dtype", None) or quant.raw("kv_cache_quant_algo", None)
     quant.raw("kv_cache_quant_algo", None)
-    return None if stated is None else as_dtype(quant, "kv_cache_dtype", stated)
+    if stated is None or stated == "auto":
+        return None
+    dtype = as_dtype(quant, "kv_cache_dtype", stated)
+    if dtype not in KV_DTYPES:
+        raise quant.error("kv_cache_dtype", f"must be one of {', '.join(KV_DTYPES)}; got {dtype}")
+    return dtype
 
 
 # -- excluded modules ----------------------------------------------------------------------------
