@@ -11,6 +11,7 @@ from specmodel import symbolic as sy
 from specmodel.acceptance import Geometric, MeanLength
 from specmodel.report import Setup, extrapolations, predict
 from specmodel.roofline import Execution
+from specmodel.sensitivity import sensitivity
 from specmodel.speculation import RoundTime, regime
 
 
@@ -87,7 +88,18 @@ def _derivation(setup: Setup) -> list[str]:
         f"   there at k = {point['k']}: "
         + ", ".join(f"{name} = {point[name] * 1e3:.4g} ms" for name in ("T_p", "T_v", "T_d"))
         + f", S = {point['S']:.4f}",
+        "",
+        *_hangs_on(first, number.k),
     ]
+
+
+def _hangs_on(setup: Setup, k: int) -> list[str]:
+    found = sensitivity(setup, k)
+    lines = [
+        f"8. What S at k = {k} hangs on ({setup.execution.level} level): with 10% less and more of"
+    ]
+    lines += [f"   {name:19} S = {low:.4f} and {high:.4f}" for name, (low, high) in found.items()]
+    return lines
 
 
 def _numbers(setup: Setup, k: int) -> _Numbers:

@@ -12,9 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
@@ -32,6 +34,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette."""
 
 _MARKERS = "osD^vP*"
+_MOST_CELLS = 144  # of a map, for its numbers to be legible
 _SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -91,6 +94,53 @@ def breakdown(result: xr.Dataset, *, ax: Axes | None = None, **bars: Any) -> Axe
     return axes
 
 
+def draft_map(result: xr.Dataset, *, ax: Axes | None = None, **mesh: Any) -> Axes:
+    """Plot the best k over batch and context, with its S; whether they fit is not looked at.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        From `specmodel.best_width`, over dimensions B and L.
+    ax : Axes, optional
+    **mesh
+        Passed to `Axes.pcolormesh`.
+
+    Raises
+    ------
+    DomainError
+        When the dimensions are others, or have fewer than two values.
+    """
+    best = result["k"]
+    if set(best.dims) != {"B", "L"} or min(best.shape) < 2:
+        raise DomainError(f"draft_map needs k over two or more B and L; got {dict(best.sizes)}")
+    axes = ax or _axes()
+    k, S = (result[name].transpose("L", "B").to_numpy() for name in ("k", "S"))
+    _draft_map(axes, result["B"].to_numpy(), result["L"].to_numpy(), k, S, **mesh)
+    return axes
+
+
+def _draft_map(
+    axes: Axes, batches: Any, contexts: Any, k: NDArray[np.int_], S: Floats, **mesh: Any
+) -> None:
+    """Draw a map of k with k and S written in each cell, where they are few enough to read."""
+    most = max(int(k.max()), 1)
+    colours = mpl.colormaps["viridis"].resampled(most + 1)
+    style = {"cmap": colours, "vmin": -0.5, "vmax": most + 0.5, "shading": "nearest", **mesh}
+    places = np.arange(len(batches)), np.arange(len(contexts))
+    drawn = axes.pcolormesh(*places, k, **style)
+    axes.set_xticks(places[0], [f"{b:g}" for b in batches])
+    axes.set_yticks(places[1], [f"{x:g}" for x in contexts])
+    if k.size <= _MOST_CELLS:
+        for (y, x), drafts in np.ndenumerate(k):
+            text = f"{int(drafts)}\n{S[y, x]:.2f}" if drafts else "off"
+            colour = "black" if drafts > most / 2 else "white"
+            axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=colour)
+    ticks = range(0, most + 1, max(1, most // 8))
+    axes.figure.colorbar(drawn, ax=axes, ticks=ticks, label="best k [token], 0: off")
+    axes.set_xlabel("batch B [-]")
+    axes.set_ylabel("context L [token]")
+
+
 def roofline(
     peak: float,
     bandwidth: float,
@@ -128,10 +178,19 @@ def roofline(
 
 
 def prediction_figure(result: Prediction) -> Figure:
-    """Return a figure: speedup against batch with k* and regimes shaded, and the roofline."""
-    contexts = result.setup.contexts
-    figure = Figure(figsize=(11, 4.2 * len(contexts)), layout="constrained")
-    grid = np.atleast_2d(figure.subplots(len(contexts), 2, width_ratios=(3, 2), squeeze=False))
+    """Return a figure: speedup against batch with k* and regimes shaded, and the roofline.
+
+    Where several batches and contexts were asked for, a map of the best k over both follows;
+    what does not fit is hatched.
+    """
+    contexts, batches = result.setup.contexts, result.setup.batches
+    mapped = min(len(contexts), len(batches)) > 1
+    rows = len(contexts) + mapped
+    figure = Figure(figsize=(11, 4.2 * rows), layout="constrained")
+    cells = figure.add_gridspec(rows, 2, width_ratios=(3, 2))
+    grid = [[figure.add_subplot(cells[i, j]) for j in range(2)] for i in range(len(contexts))]
+    if mapped:
+        _prediction_map(figure.add_subplot(cells[-1, :]), result)
     device, target = result.setup.device, result.setup.target
     for row, answer in zip(grid, result.answers, strict=True):
         _speedup_by_batch(row[0], result, answer)
@@ -143,6 +202,22 @@ def prediction_figure(result: Prediction) -> Figure:
         f"{result.setup.execution.level} level, basis {result.setup.execution.basis}"
     )
     return figure
+
+
+def _prediction_map(axes: Axes, result: Prediction) -> None:
+    setup = result.setup
+    at = {(p["context"], p["batch"]): p for p in result.points}
+    rows = [[at[context, batch] for batch in setup.batches] for context in setup.contexts]
+    k = np.array([[p["k_star"] for p in row] for row in rows])
+    S = np.array([[p["S_star"] for p in row] for row in rows])
+    _draft_map(axes, setup.batches, setup.contexts, k, S)
+    for y, row in enumerate(rows):
+        for x, point in enumerate(row):
+            if not point["fits"]:
+                cell = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="//", edgecolor="0.6")
+                cell.set_linewidth(0)
+                axes.add_patch(cell)
+    axes.set_title("best k and its speedup over batch and context; hatched: does not fit")
 
 
 def save(figure: Figure, file: str | os.PathLike[str]) -> None:
@@ -184,7 +259,7 @@ def _speedup_by_batch(axes: Axes, result: Prediction, answer: Answer) -> None:
     axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
     _batch_axis(axes)
     axes.set_ylabel("speedup S [-]")
-    axes.set_title(f"context {answer.context} tokens; shading: best k (grey: off), strip: regime")
+    axes.set_title(f"context {answer.context}; shading: best k (grey: off), strip: regime")
     axes.legend(frameon=False, fontsize="small", loc="best")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.report import Setup, predict
 
 mpl.use("Agg")
 
@@ -59,3 +61,38 @@ def test_roofline_points_lie_under_the_roof() -> None:
     for line in ax.get_lines()[1:3]:
         x, y = line.get_xdata()[0], line.get_ydata()[0]
         assert y <= np.interp(x, roof.get_xdata(), roof.get_ydata())
+
+
+def test_draft_map_shows_the_best_k(h100: sm.Device, llama: sm.Architecture) -> None:
+    best = sm.best_width(
+        h100, llama, sm.Eagle3(), sm.Geometric(0.6), B=[1, 32, 256], L=[512, 8192], k_max=6
+    )
+    ax = sm.plots.draft_map(best)
+    (mesh,) = ax.collections
+    np.testing.assert_array_equal(mesh.get_array(), best.k.transpose("L", "B"))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch B [-]", "context L [token]")
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "32", "256"]
+    cell = best.isel(B=0, L=0)
+    assert ax.texts[0].get_text() == f"{int(cell.k)}\n{float(cell.S):.2f}"
+    with pytest.raises(sm.DomainError, match="needs k over two or more B and L"):
+        sm.plots.draft_map(best.isel(L=0))
+
+
+def test_a_prediction_over_batches_and_contexts_has_a_map(
+    h100: sm.Device, llama: sm.Architecture
+) -> None:
+    setup = Setup(
+        device=h100,
+        target=llama,
+        drafter=sm.Eagle3(),
+        acceptance=sm.Geometric(0.6),
+        execution=sm.Execution(),
+        batches=(1, 64),
+        contexts=(1024, 131_072),
+    )
+    result = predict(setup)
+    figure = sm.plots.prediction_figure(result)
+    (panel,) = [ax for ax in figure.axes if ax.get_ylabel() == "context L [token]"]
+    assert len(panel.patches) == sum(not p["fits"] for p in result.points) == 1
+    alone = sm.plots.prediction_figure(predict(replace(setup, contexts=(1024,))))
+    assert not [ax for ax in alone.axes if ax.get_ylabel() == "context L [token]"]
