@@ -31,13 +31,14 @@ from specmodel.speculation import (
     round_time,
     tokens_per_round,
 )
-from specmodel.width import Interval, best_of, scan, schedule
+from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
 CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
 
 _FURTHEST_BATCH = 1024
 _FURTHEST_ASKED = 4096
+_FURTHEST_CONTEXT = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +204,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Points, answers and reasons of a setup."""
+    """Points, answers and reasons of a setup.
+
+    `speedup_rises_from` is the context from which on the largest batch gains as much as the
+    smallest; None where none does up to the longest the model is for, or for one batch. [token]
+    """
 
     setup: Setup
     points: tuple[Mapping[str, Any], ...]
     answers: tuple[Answer, ...]
     why: tuple[str, ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
+    speedup_rises_from: float | None = None
 
 
 def predict(setup: Setup) -> Prediction:
@@ -229,12 +235,36 @@ def predict(setup: Setup) -> Prediction:
                 point, reason = _point(setup, batch, context)
                 points.append(point)
                 why.append(reason)
+        rises = _rises_from(setup)
     return Prediction(
         setup=setup,
         points=tuple(points),
         answers=answers,
         why=tuple(why),
         warnings=(*notes, *_limits(setup, points)),
+        speedup_rises_from=rises,
+    )
+
+
+def _rises_from(setup: Setup) -> float | None:
+    low, high = min(setup.batches), max(setup.batches)
+    if low == high or not setup.k_max or setup.k == 0:
+        return None
+    return _finite(
+        context_where_speedup_rises(
+            setup.device,
+            setup.target,
+            setup.drafter,
+            setup.acceptance,
+            low=low,
+            high=high,
+            longest=setup.target.max_positions or _FURTHEST_CONTEXT,
+            k_max=setup.k_max,
+            k=setup.k,
+            T_h=setup.T_h,
+            T_o=setup.T_o,
+            execution=setup.execution,
+        )
     )
 
 

@@ -331,6 +331,70 @@ class Policy(NamedTuple):
     rate: float
 
 
+def context_where_speedup_rises(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    *,
+    low: float,
+    high: float,
+    longest: float,
+    k_max: int = 16,
+    k: int | None = None,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+    execution: Execution | None = None,
+    **options: Unpack[ExecutionOptions],
+) -> float:
+    """Return the context from which on speculation gains at least as much at the larger batch.
+
+    Short contexts lose speedup with batch, as verification turns compute-bound. Where reading
+    KV rules, larger batches gain as much: the rows of a sequence share that reading.
+
+    Parameters
+    ----------
+    device, target, drafter, acceptance, k_max, execution, T_h, T_o
+        As in `scan`.
+    low, high : float
+        The two batches. [-]
+    longest : float
+        Contexts are looked at up to here. [token]
+    k : int, optional
+        Held; the best k of each point by default.
+
+    Returns
+    -------
+    float
+        To within 0.5%, infinite where it is none up to `longest`. [token]
+
+    References
+    ----------
+    .. [1] MagicDec, Chen et al., ICLR 2025, arXiv:2408.11049, section 3.
+    """
+    how = Execution.of(execution, options)
+
+    def gains(contexts: Floats) -> NDArray[np.bool_]:
+        S, _ = scan(
+            device, target, drafter, acceptance, B=np.array([[low], [high]]), L=contexts,
+            k_max=k_max if k is None else k, T_h=T_h, T_o=T_o, execution=how,
+        )  # fmt: skip
+        best = S.max(axis=-1) if k is None else S[..., k]
+        return np.asarray(best[1] >= best[0])
+
+    start, end = 0.0, float(longest)
+    for contexts in (np.concatenate(([0.0], np.geomspace(1, end, 64))), None):
+        looked = np.linspace(start, end, 65) if contexts is None else contexts
+        losing = np.flatnonzero(~gains(looked))
+        if losing.size == 0:
+            return start
+        last = int(losing[-1])
+        if last == looked.size - 1:
+            return np.inf
+        start, end = float(looked[last]), float(looked[last + 1])
+    return end
+
+
 def best_policy(
     alphas: Sequence[float],
     shares: Sequence[float],

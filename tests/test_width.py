@@ -140,3 +140,32 @@ def test_zero_acceptance_is_off_everywhere(h100: sm.Device, llama: sm.Architectu
 def test_out_of_range(call: object, message: str) -> None:
     with pytest.raises(sm.DomainError, match=message):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_context_from_which_speedup_rises_with_batch(k: int | None) -> None:
+    gpu, target, law = sm.load_device("h100"), sm.load_model("llama-3.1-8b"), sm.Geometric(0.7)
+
+    def best(batch: float, context: float) -> float:
+        S, _ = width.scan(gpu, target, sm.Eagle3(), law, B=batch, L=context)
+        return float(S.max() if k is None else S[k])
+
+    found = width.context_where_speedup_rises(
+        gpu, target, sm.Eagle3(), law, low=1, high=64, longest=131_072, k=k
+    )
+    assert 1000 < found < 131_072
+    for share in (1.01, 2.0):
+        assert best(64, found * share) >= best(1, found * share)
+    assert best(64, found * 0.99) < best(1, found * 0.99)
+
+
+def test_where_speedup_rises_at_every_context_or_none() -> None:
+    gpu, target = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
+
+    def found(law: sm.Geometric, high: float, **options: float) -> float:
+        return width.context_where_speedup_rises(
+            gpu, target, sm.Eagle3(), law, low=1, high=high, longest=4096, **options
+        )
+
+    assert found(sm.Geometric(0.0), 64) == 0.0  # off everywhere, S = 1 at both
+    assert found(sm.Geometric(0.7), 64, kv_reread=1.0) == np.inf

@@ -49,6 +49,7 @@ def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
             }
             for answer in result.answers
         ],
+        "context_where_speedup_rises": result.speedup_rises_from,
         "points": [dict(point) for point in result.points],
     }
 
@@ -102,6 +103,12 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out.line("and peak FLOP/s used by decode/verify; GB of memory a device, * does not fit")
     out.line()
     _critical(out, result.points)
+    if result.speedup_rises_from is not None:
+        start, batches = result.speedup_rises_from, setup.batches
+        where = f"from context {start:.0f} on" if start else "at every context"
+        out.line(
+            f"{where}, batch {max(batches)} speeds up as much as batch {min(batches)} (if both fit)"
+        )
     out.line()
     out.line("Why")
     for index in _chosen(len(result.points)):
