@@ -341,6 +341,28 @@ def test_opt_and_jamba_of_the_hub() -> None:
         from_dict({**jamba, "attn_layer_offset": 9}, name="t", where="x")
 
 
+def test_falcon_of_the_hub() -> None:
+    """Counted by hand from the matrices of both forms, LM head tied."""
+    base = {
+        "model_type": "falcon", "architectures": ["FalconForCausalLM"], "alibi": False,
+        "apply_residual_connection_post_layernorm": False, "bias": False, "vocab_size": 65024,
+        "layer_norm_epsilon": 1e-5, "multi_query": True, "parallel_attn": True,
+        "torch_dtype": "bfloat16", "hidden_dropout": 0.0,
+    }  # fmt: skip
+    seven = {**base, "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32,
+             "num_kv_heads": 71, "new_decoder_architecture": False}  # fmt: skip
+    small = from_dict(seven, name="falcon-7b", where="x")
+    layer = 4544 * (4544 + 2 * 64) + 4544**2 + 2 * 4 * 4544**2 + 2 * 4544
+    assert small.total_params == 32 * layer + 2 * 4544 + 65024 * 4544 == 6_921_720_704
+    assert small.kv_elements_per_token == 32 * 2 * 64
+    forty = {**base, "hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60,
+             "num_kv_heads": 8, "new_decoder_architecture": True}  # fmt: skip
+    large = from_dict(forty, name="falcon-40b", where="x")
+    layer = 8192 * (8192 + 2 * 8 * 64) + 8192**2 + 2 * 4 * 8192**2 + 4 * 8192
+    assert large.total_params == 60 * layer + 2 * 8192 + 65024 * 8192 == 41_303_293_952
+    assert large.kv_elements_per_token == 60 * 2 * 8 * 64
+
+
 def test_llama4_says_which_layers_attend_in_chunks() -> None:
     values = json.loads((PRESETS / "llama-4-scout-17b-16e.json").read_text())
     plain = from_dict(values, name="t", where="x")

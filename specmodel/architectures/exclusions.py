@@ -21,6 +21,8 @@ _FEEDING = ("mlp", "feed_forward", "mixer", "block_sparse_moe")
 
 
 def _attention() -> Iterator[tuple[str, str | None]]:
+    yield "self_attention.query_key_value", "attention"
+    yield "self_attention.dense", "attention output"
     for block in ("self_attn", "mixer", "attention"):
         for name in ("q", "k", "v", "qkv", "q_a", "q_b", "kv_b", "fused_qkv_a"):
             yield f"{block}.{name}_proj", "attention"
@@ -42,7 +44,7 @@ def _recurrent() -> Iterator[tuple[str, str | None]]:
 
 def _dense() -> Iterator[tuple[str, str | None]]:
     for block in ("mlp", "feed_forward", "mixer"):
-        for name in (*_GATED, "fc1", "fc2"):
+        for name in (*_GATED, "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h"):
             yield f"{block}.{name}", "mlp"
 
 

@@ -344,6 +344,47 @@ def opt(keys: Keys, fields: dict[str, Any]) -> Architecture:
     )
 
 
+def falcon(keys: Keys, fields: dict[str, Any]) -> Architecture:
+    """Falcon: LayerNorm, one head of keys and values (or some, in the new form), no gates.
+
+    Where the attention and feed-forward parts run in parallel they share one norm, or in the
+    new form have one each.
+    """
+    hidden, heads = fields["hidden_size"], keys.whole("num_attention_heads")
+    if keys.text("activation", "gelu") != "gelu":
+        raise keys.error("activation", "must be gelu")
+    for key in ("alibi", "apply_residual_connection_post_layernorm"):
+        keys.raw(key, None)
+    if hidden % heads:
+        raise keys.error("num_attention_heads", f"must divide hidden_size {hidden}; got {heads}")
+    new, parallel = keys.flag("new_decoder_architecture"), keys.flag("parallel_attn", True)
+    grouped = keys.whole_or_none("num_kv_heads", None) or heads
+    single = keys.flag("multi_query", True)
+    kv_heads = grouped if new else 1 if single else heads
+    if heads % kv_heads:
+        raise keys.error("num_kv_heads", f"must divide {heads} heads; got {kv_heads}")
+    norms = (keys.whole_or_none("num_ln_in_parallel_attn", None) or 2) if new else 2 - parallel
+    bias = keys.flag("bias")
+    width = keys.whole_or_none("ffn_hidden_size", None) or 4 * hidden
+    layer = Layer(
+        mixer=Attention(
+            heads=heads, kv_heads=kv_heads, head_dim=hidden // heads,
+            qkv_bias=bias, output_bias=bias,
+        ),
+        mlp=MLP(width=width, gated=False, bias=bias),
+        norms=norms,
+    )  # fmt: skip
+    return Architecture(
+        **{
+            **fields,
+            "tied_embeddings": keys.flag("tie_word_embeddings", True),
+            "dense_width": width,
+            "norm_size": 2,
+        },
+        layers=((layer, depth(keys)),),
+    )
+
+
 # -- mixtures of experts -------------------------------------------------------------------------
 
 
@@ -617,6 +658,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": phi3,
     "olmo2": olmo2,
     "opt": opt,
+    "falcon": falcon,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen2_moe": qwen2_moe,
