@@ -41,6 +41,48 @@ def explain(setup: Setup) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
 
+def latex(setup: Setup) -> str:
+    """Return the formulas of the derivation, with their values, as a LaTeX ``align*`` block.
+
+    At the ideal level, for the setup's first batch and context.
+    """
+    with extrapolations():
+        first = replace(setup, batches=setup.batches[:1], contexts=setup.contexts[:1])
+        point = predict(first).points[0]
+        number = _numbers(first, int(point["k"] or point["break_even_k"]))
+        tokens = number.setup.tokens(number.k)
+    times, one = number.times, sp.Integer(1)
+    decode, verify = _stars(number)
+    name = str(regime(number.setup.batches[0], verify, decode))
+    rows = [
+        ("T_p", _either(sy.memory_time(sy.kappa), sy.compute_time(one)), _ms(float(times.T_p))),
+        ("T_v", _either(sy.memory_time(), sy.compute_time(sy.W)), _ms(float(times.T_v))),
+        (r"\kappa_v", sp.latex(sy.kappa_v()), ""),
+        ("B_v^*", sp.latex(sy.critical_batch_closed()), _number(verify)),
+        ("B_p^*", sp.latex(sy.critical_batch_closed(one, sy.kappa)), _number(decode)),
+        ("G", r"1 + \sum_{j=1}^{k} a_j", f"{tokens:.4f}"),
+        (rf"S_{{\mathrm{{{name}}}}}", sp.latex(sy.speedup_by_regime()[name]),
+         f"{tokens / float(times.cost):.4f}"),
+        ("W^*", sp.latex(sy.stationary_width()), ""),
+    ]  # fmt: skip
+    body = " \\\\\n".join(
+        f"  {left} &= {form}" + (f" = {value}" if value else "") for left, form, value in rows
+    )
+    return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
+
+
+def _either(memory: sp.Expr, compute: sp.Expr) -> str:
+    return rf"\max\left({sp.latex(memory)}, {sp.latex(compute)}\right)"
+
+
+def _ms(seconds: float) -> str:
+    return rf"{seconds * 1e3:.4g}\,\mathrm{{ms}}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if np.isfinite(value) else r"\infty"
+
+
 def _derivation(setup: Setup) -> list[str]:
     first = replace(setup, batches=setup.batches[:1], contexts=setup.contexts[:1])
     point = predict(first).points[0]

@@ -121,3 +121,29 @@ def test_explanation_holds_the_numbers_of_the_model(model: str, acceptance: obje
     assert f"= {S:.4f}" in text
     (there,) = [line for line in text.splitlines() if line.startswith("   there at k = 3")]
     assert f"S = {S:.4f}" in there
+
+
+def test_latex_is_well_formed_and_holds_the_numbers() -> None:
+    from matplotlib.mathtext import MathTextParser
+
+    from specmodel.explanation import latex
+
+    setup = Setup(
+        device=sm.load_device("h100"),
+        target=sm.load_model("llama-3.1-8b"),
+        drafter=sm.Eagle3(),
+        acceptance=sm.Geometric(0.7),
+        execution=IDEAL,
+        batches=(8,),
+        contexts=(200,),
+        k=3,
+    )
+    first, *rows, last = latex(setup).splitlines()
+    assert (first, last) == (r"\begin{align*}", r"\end{align*}")
+    times = round_time(setup.device, setup.target, setup.drafter, B=8, k=3, L=200, execution=IDEAL)
+    assert rf"= {float(times.T_p) * 1e3:.4g}\,\mathrm{{ms}}" in rows[0]
+    S = float(setup.acceptance.tokens(3) / times.cost)
+    assert any(row.startswith(r"  S_{\mathrm{I}} &=") and f"= {S:.4f}" in row for row in rows)
+    for row in rows:
+        formula = row.strip().removesuffix(r" \\").replace("&", "")
+        MathTextParser("path").parse(f"${formula}$")

@@ -137,13 +137,15 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
 
 @cli.command()
 @_setup_options
-def explain(**options: Any) -> None:
+@click.option("--latex", is_flag=True, help="The formulas and their values, for a document.")
+def explain(latex: bool, **options: Any) -> None:
     """Derive the answer step by step with your numbers in it."""
+    from specmodel import explanation
     from specmodel.cli.output import write
     from specmodel.cli.setup import build
-    from specmodel.explanation import explain as derive
 
     request = build(options)
+    derive = explanation.latex if latex else explanation.explain
     write(derive(request.setup))
 
 
