@@ -41,9 +41,9 @@ from specmodel.roofline import Efficiency, Execution, critical_batch, pass_time
 from specmodel.width import schedule
 
 if TYPE_CHECKING:
-    from specmodel import plots, symbolic
+    from specmodel import information, plots, symbolic
 
-_ON_DEMAND = ("plots", "symbolic")  # they import matplotlib and SymPy
+_ON_DEMAND = ("information", "plots", "symbolic")  # they import matplotlib and SymPy
 
 
 def __getattr__(name: str) -> Any:
@@ -88,6 +88,7 @@ __all__ = [
     "best_width",
     "critical_batch",
     "device_names",
+    "information",
     "load_device",
     "load_model",
     "model_names",

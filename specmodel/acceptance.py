@@ -459,7 +459,7 @@ def alpha_from_distributions(p: ArrayLike, q: ArrayLike) -> Floats:
     >>> float(alpha_from_distributions([0.5, 0.3, 0.2], [0.2, 0.5, 0.3]))
     0.7
     """
-    return np.asarray(np.minimum(_distribution(p, "p"), _distribution(q, "q")).sum(axis=-1))
+    return np.asarray(np.minimum(distribution(p, "p"), distribution(q, "q")).sum(axis=-1))
 
 
 def correction_distribution(p: ArrayLike, q: ArrayLike) -> Floats:
@@ -472,13 +472,20 @@ def correction_distribution(p: ArrayLike, q: ArrayLike) -> Floats:
     >>> correction_distribution([0.5, 0.3, 0.2], [0.2, 0.5, 0.3]).tolist()
     [1.0, 0.0, 0.0]
     """
-    target, draft = _distribution(p, "p"), _distribution(q, "q")
+    target, draft = distribution(p, "p"), distribution(q, "q")
     residual = np.maximum(target - draft, 0.0)
     mass = residual.sum(axis=-1, keepdims=True)
     return np.where(mass > 0, residual / np.where(mass > 0, mass, 1.0), target)
 
 
-def _distribution(values: ArrayLike, name: str) -> Floats:
+def distribution(values: ArrayLike, name: str) -> Floats:
+    """Return checked probabilities over the last axis.
+
+    Raises
+    ------
+    DomainError
+        When one is outside [0, 1], or they do not sum to 1 within 1e-6.
+    """
     array = real_array(values, name, low=0, high=1)
     if array.ndim == 0 or np.any(np.abs(array.sum(axis=-1) - 1) > 1e-6):
         raise DomainError(f"{name} must sum to 1 over its last axis")

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from specmodel.comparison import Comparison
 from specmodel.errors import DomainError
@@ -139,6 +139,55 @@ def _draft_map(
     axes.figure.colorbar(drawn, ax=axes, ticks=ticks, label="best k [token], 0: off")
     axes.set_xlabel("batch B [-]")
     axes.set_ylabel("context L [token]")
+
+
+def surprisal(
+    bits: ArrayLike,
+    *,
+    tokens: Sequence[Sequence[str]] | None = None,
+    ax: Axes | None = None,
+    **mesh: Any,
+) -> Axes:
+    """Plot the surprisal or entropy of tokens as a heat map, one row for each sequence.
+
+    Parameters
+    ----------
+    bits : array_like, shape (sequences, positions)
+        From `specmodel.information`; NaN and infinity leave a cell grey. [bit]
+    tokens : sequence of sequences of str, optional
+        Of the same shape; written into the cells.
+    ax : Axes, optional
+    **mesh
+        Passed to `Axes.pcolormesh`.
+
+    Raises
+    ------
+    DomainError
+        When the shapes are others.
+    """
+    values = np.asarray(bits, dtype=np.float64)
+    if values.ndim != 2 or not values.size:
+        raise DomainError(f"surprisal needs sequences by positions; got shape {values.shape}")
+    if tokens is not None and [len(row) for row in tokens] != [values.shape[1]] * len(values):
+        raise DomainError(f"tokens must have the shape of bits, {values.shape}")
+    axes = ax or _axes()
+    axes.set_facecolor("0.8")
+    shown = np.ma.masked_invalid(values)
+    style = {"cmap": "cividis", "vmin": 0, "shading": "nearest", **mesh}
+    drawn = axes.pcolormesh(np.arange(values.shape[1]), np.arange(len(values)), shown, **style)
+    axes.figure.colorbar(drawn, ax=axes, label="surprisal [bit]")
+    for y, row in enumerate(tokens or ()):
+        for x, token in enumerate(row):
+            light = np.isfinite(values[y, x]) and values[y, x] < drawn.get_clim()[1] / 2
+            colour = "white" if light else "black"
+            # a dollar sign would start a formula
+            text = token.replace("$", r"\$")
+            axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=colour)
+    axes.set_yticks(np.arange(len(values)))
+    axes.invert_yaxis()
+    axes.set_xlabel("position [token]")
+    axes.set_ylabel("sequence [-]")
+    return axes
 
 
 def roofline(

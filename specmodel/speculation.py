@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.acceptance import Acceptance, alpha_for_tokens
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
-from specmodel.errors import real_array, whole_array
+from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
 from specmodel.roofline import (
     Execution,
@@ -346,6 +346,32 @@ def context_where_kv_passes_weights(
     return 0.0 if excess(0.0) >= 0 else float(brentq(excess, 0.0, high, xtol=1e-6))
 
 
+def padding_loss(lengths: ArrayLike) -> float:
+    """Return the share of a padded batch that is padding: 1 - mean / longest. [-]
+
+    Parameters
+    ----------
+    lengths : array_like
+        Of the batch's sequences: contexts where kernels pad the KV cache, rows where a round
+        drafts a different number for each. Engines with ragged kernels lose none of it. [token]
+
+    Raises
+    ------
+    DomainError
+        When there are no lengths, or one is negative or not finite.
+
+    Examples
+    --------
+    >>> padding_loss([1024, 512, 512])
+    0.33333333333333337
+    """
+    values = real_array(lengths, "length", low=0, unit="token")
+    if not values.size:
+        raise DomainError("a batch has at least one sequence")
+    longest = float(values.max())
+    return 1 - float(values.mean()) / longest if longest else 0.0
+
+
 __all__ = [
     "RoundTime",
     "alpha_break_even",
@@ -356,6 +382,7 @@ __all__ = [
     "draft_time_break_even",
     "drafter_execution",
     "mean_width",
+    "padding_loss",
     "regime",
     "round_time",
     "speedup",
