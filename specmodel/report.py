@@ -248,7 +248,7 @@ def predict(setup: Setup) -> Prediction:
 
 def _rises_from(setup: Setup) -> float | None:
     low, high = min(setup.batches), max(setup.batches)
-    if low == high or not setup.k_max or setup.k == 0:
+    if low == high or (setup.k_max if setup.k is None else setup.k) == 0:
         return None
     return _finite(
         context_where_speedup_rises(

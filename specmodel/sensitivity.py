@@ -10,6 +10,7 @@ import numpy as np
 from specmodel.acceptance import PerPosition
 from specmodel.errors import DomainError
 from specmodel.report import Setup, extrapolations
+from specmodel.speculation import round_time
 
 STEP = 0.1
 """Relative change that `sensitivity` makes."""
@@ -31,8 +32,8 @@ def sensitivity(setup: Setup, k: int, step: float = STEP) -> Mapping[str, tuple[
     -------
     dict of str to (float, float)
         S at (1 - step) and (1 + step) times the memory bandwidth, the peak FLOP/s, the fixed
-        time of an operator (operator level), the conditional acceptance of each position (no
-        higher than 1), the context and the batch (their nearest whole numbers). [-]
+        time of an operator (operator level), the PCIe bandwidth (offloading), the conditional
+        acceptance of each position (no higher than 1), the context and the batch. [-]
 
     Raises
     ------
@@ -41,33 +42,44 @@ def sensitivity(setup: Setup, k: int, step: float = STEP) -> Mapping[str, tuple[
     """
     if k < 1 or not 0 < step < 1:
         raise DomainError(f"needs k >= 1 and a step between 0 and 1; got {k} and {step:g}")
-    changes: dict[str, Callable[[float], Setup]] = {
-        "memory bandwidth": lambda x: _device(setup, M=x),
-        "peak FLOP/s": lambda x: _device(setup, F=x),
-        "time of an operator": lambda x: _operator(setup, x),
-        "acceptance": lambda x: _acceptance(setup, k, x),
-        "context": lambda x: replace(setup, contexts=(round(setup.contexts[0] * x),)),
-        "batch": lambda x: replace(setup, batches=(max(1, round(setup.batches[0] * x)),)),
+    batch, context = setup.batches[0], setup.contexts[0]
+
+    def at(changed: Setup, *, B: float = 1.0, L: float = 1.0) -> float:
+        with extrapolations():
+            G = changed.tokens(k)
+        times = round_time(
+            changed.device, changed.target, changed.drafter, B=batch * B, k=k, L=context * L,
+            execution=changed.execution, T_h=changed.T_h, T_o=changed.T_o,
+        )  # fmt: skip
+        return G / float(times.cost)
+
+    changes: dict[str, Callable[[float], float]] = {
+        "memory bandwidth": lambda x: at(_device(setup, M=x)),
+        "peak FLOP/s": lambda x: at(_device(setup, F=x)),
+        "time of an operator": lambda x: at(_operator(setup, x)),
+        "PCIe bandwidth": lambda x: at(_device(setup, pcie=x)),
+        "acceptance": lambda x: at(_acceptance(setup, k, x)),
+        "context": lambda x: at(setup, L=x),
+        "batch": lambda x: at(setup, B=x),
     }
     if setup.execution.level == "ideal":
         del changes["time of an operator"]
-    return {
-        name: (_speedup(change(1 - step), k), _speedup(change(1 + step), k))
-        for name, change in changes.items()
-    }
+    if not setup.execution.offload:
+        del changes["PCIe bandwidth"]
+    return {name: (change(1 - step), change(1 + step)) for name, change in changes.items()}
 
 
-def _speedup(setup: Setup, k: int) -> float:
-    with extrapolations():
-        G = setup.tokens(k)
-    return G / float(setup.round(setup.batches[0], setup.contexts[0], k).cost)
-
-
-def _device(setup: Setup, *, M: float = 1.0, F: float = 1.0) -> Setup:
-    """Scale the bandwidth and peak of the target's device."""
+def _device(setup: Setup, *, M: float = 1.0, F: float = 1.0, pcie: float = 1.0) -> Setup:
+    """Scale the bandwidth, peak and PCIe bandwidth of the target's device."""
     device = setup.device
     rates = {dtype: rate * F for dtype, rate in device.peak_flops.items()}
-    faster = replace(device, memory_bandwidth=device.memory_bandwidth * M, peak_flops=rates)
+    link = device.pcie_bandwidth
+    faster = replace(
+        device,
+        memory_bandwidth=device.memory_bandwidth * M,
+        peak_flops=rates,
+        pcie_bandwidth=None if link is None else link * pcie,
+    )
     return replace(setup, device=faster)
 
 

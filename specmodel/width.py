@@ -347,7 +347,7 @@ def context_where_speedup_rises(
     execution: Execution | None = None,
     **options: Unpack[ExecutionOptions],
 ) -> float:
-    """Return the context from which on speculation gains at least as much at the larger batch.
+    """Return the context from which on a larger batch gains as much from speculation, and gains.
 
     Short contexts lose speedup with batch, as verification turns compute-bound. Where reading
     KV rules, larger batches gain as much: the rows of a sequence share that reading.
@@ -373,6 +373,9 @@ def context_where_speedup_rises(
     .. [1] MagicDec, Chen et al., ICLR 2025, arXiv:2408.11049, section 3.
     """
     how = Execution.of(execution, options)
+    if k is not None:
+        most = np.inf if drafter.max_k is None else drafter.max_k
+        whole_array(k, "k", low=1, high=most, unit="token")
 
     def gains(contexts: Floats) -> NDArray[np.bool_]:
         S, _ = scan(
@@ -380,7 +383,7 @@ def context_where_speedup_rises(
             k_max=k_max if k is None else k, T_h=T_h, T_o=T_o, execution=how,
         )  # fmt: skip
         best = S.max(axis=-1) if k is None else S[..., k]
-        return np.asarray(best[1] >= best[0])
+        return np.asarray((best[1] >= best[0]) & (best[1] > 1))
 
     start, end = 0.0, float(longest)
     for contexts in (np.concatenate(([0.0], np.geomspace(1, end, 64))), None):

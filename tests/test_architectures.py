@@ -182,6 +182,10 @@ def test_group_quantised_sizes() -> None:
     four = {**group, "num_bits": 4}
     columns = 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)  # one scale for each output
     assert compressed({**four, "group_size": None}).weight_bytes == rest + weights / 2 + 2 * columns
+    uneven = {**group, "group_size": 128, "symmetric": False}
+    assert compressed(uneven).weight_bytes == rest + weights * (1 + 3 / 128)
+    small = {"num_bits": 8, "type": "float", "scale_dtype": "torch.uint8", "group_size": 32}
+    assert compressed(small).weight_bytes == rest + weights * (1 + 1 / 32)
     micro = {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8", "group_size": 32}
     assert compressed(micro).weight_dtype == "mxfp4"
     assert sm.load_model("llama-3.1-8b").with_dtypes(weights="int4").weight_bytes == (
@@ -244,6 +248,56 @@ def test_excluded_modules_are_matched_to_each_layers_own() -> None:
         assert kept(moe, name) == {"experts": 1}
     assert kept(mla, r"re:.*mlp\.(gate|up|gate_up|down)_proj.*") == {"mlp": 1}
     assert kept(mla, "re:.*shared_experts.*") == {"shared": 26}
+
+
+def test_modules_outside_the_layers_leave_them_alone() -> None:
+    values = {
+        name: json.loads((PRESETS / f"{name}.json").read_text())
+        for name in (
+            "deepseek-v3",
+            "qwen3.5-35b-a3b",
+            "gemma-3-1b",
+            "gemma-4-26b-a4b",
+            "qwen3-30b-a3b",
+        )
+    }
+
+    def model(preset: str, *names: str) -> sm.Architecture:
+        return packed({"quant_method": "fp8", "modules_to_not_convert": [*names]}, values[preset])
+
+    # encoders have layers too
+    tower = "vision_tower.vision_model.encoder.layers.0.self_attn.k_proj"
+    assert model("gemma-3-1b", tower) == model("gemma-3-1b")
+    assert model("deepseek-v3", "vision_tower.layers.61.fc").mtp_quantised
+    # of a prediction block only its projections count
+    for name in (
+        "model.layers.61.eh_proj",
+        "model.layers.61.mlp.gate",
+        "mtp.fc",
+        "mtp.layers.0.mlp.gate",
+    ):
+        assert model("deepseek-v3", name) == model("deepseek-v3")
+        assert model("qwen3.5-35b-a3b", "mtp.fc").mtp_quantised
+    for name in ("model.layers.61*", "mtp", "re:.*mtp.*", "mtp.layers.0.self_attn.o_proj",
+                 "model.layers.61.self_attn.o_proj"):  # fmt: skip
+        assert not model("deepseek-v3", name).mtp_quantised
+    both = model("deepseek-v3", "re:.*(mtp|self_attn).*")
+    assert not both.mtp_quantised
+    assert both.quantisation is not None
+    assert both.quantisation.roles == {"mlp", "experts", "shared"}
+    # an expression covers what it matches: here layers 1 and 10 to 19
+    dots = model("gemma-3-1b", "re:model.layers.1.*")
+    assert sum(n for layer, n in dots.layers if layer.unquantised) == 11
+    # a dense part beside experts, counted as shared
+    for name, role in (("model.layers.0.mlp.gate_proj", "shared"), ("layers.0.experts", "experts")):
+        assert model("gemma-4-26b-a4b", name).layers[0][0].unquantised == {role}
+    # experts one by one: all of a layer's, or refused
+    one = "model.layers.0.mlp.experts.{}.{}_proj"
+    listed = [one.format(i, x) for i in range(128) for x in ("gate", "up", "down")]
+    assert model("qwen3-30b-a3b", *listed) == model("qwen3-30b-a3b", "model.layers.0.mlp.experts")
+    for names in ([one.format(0, "down")], listed[:9], [r"re:.*experts\.17\..*"]):
+        with pytest.raises(sm.ArchitectureError, match="not supported"):
+            model("qwen3-30b-a3b", *names)
 
 
 def test_excluded_modules_of_published_checkpoints(model_configs: Path) -> None:

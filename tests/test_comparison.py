@@ -82,6 +82,21 @@ def test_a_workload_brings_its_hit_rate_to_predict_as_well(
     assert row["points"][0]["S"] == one["points"][0]["S"]
 
 
+def test_draft_models_run_in_the_formats_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "--gpu h100 --model llama-3.1-70b --tp 4 --batch 64 --context 32k --kv-dtype fp8 --k 3 "
+        "--alpha 0.7 --format json"
+    )
+    base = text.split()
+    assert main(["compare", *base, "--drafters", "draft-model"]) == 0
+    rows = json.loads(capsys.readouterr().out)["drafters"]
+    for row in rows:
+        draft = row["drafter"].removeprefix("draft-model ")
+        assert main(["predict", *base, "--drafter", "draft-model", "--draft", draft]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        assert row["points"][0]["S"] == max(1.0, point["S"])
+
+
 def test_the_given_k_may_exceed_what_was_measured_with_a_note() -> None:
     found, _ = candidates(LLAMA, kinds=["eagle3", "eagle3"])
     assert len(found) == 1

@@ -42,6 +42,15 @@ def test_signs_and_the_drafting_of_a_compute_bound_batch() -> None:
     assert found["batch"][0] > found["batch"][1]
 
 
+def test_one_sequence_and_offloading() -> None:
+    low, high = sensitivity(make(batch=1), 3)["batch"]
+    assert low != high
+    offloaded = replace(make(), execution=sm.Execution(offload=0.5))
+    low, high = sensitivity(offloaded, 3)["PCIe bandwidth"]
+    assert low > high  # T_d is not offloaded: slower PCIe makes drafting relatively cheap
+    assert "PCIe bandwidth" not in sensitivity(make(), 3)
+
+
 def test_ideal_level_has_no_operator_time() -> None:
     assert "time of an operator" not in sensitivity(make("ideal"), 3)
 

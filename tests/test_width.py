@@ -161,11 +161,16 @@ def test_context_from_which_speedup_rises_with_batch(k: int | None) -> None:
 
 def test_where_speedup_rises_at_every_context_or_none() -> None:
     gpu, target = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
+    with pytest.raises(sm.DomainError, match="k must"):
+        width.context_where_speedup_rises(
+            gpu, target, sm.Eagle3(), sm.Geometric(0.7), low=1, high=2, longest=9, k=0
+        )
 
     def found(law: sm.Geometric, high: float, **options: float) -> float:
         return width.context_where_speedup_rises(
             gpu, target, sm.Eagle3(), law, low=1, high=high, longest=4096, **options
         )
 
-    assert found(sm.Geometric(0.0), 64) == 0.0  # off everywhere, S = 1 at both
+    assert found(sm.Geometric(0.0), 64) == np.inf  # off everywhere gains nothing
+    assert found(sm.Geometric(0.9), 2) == 0.0
     assert found(sm.Geometric(0.7), 64, kv_reread=1.0) == np.inf

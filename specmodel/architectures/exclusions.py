@@ -16,6 +16,11 @@ _OTHER = re.compile(
 )
 """Modules that are never quantised here, or are not part of the text model."""
 
+_TOWER = re.compile(r"vision|visual|image|audio|mm_projector|multi_modal")
+_BEFORE = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
+_DENSE_BESIDE_EXPERTS = frozenset({"gemma4_text"})
+"""Families whose layers have a dense feed-forward part (counted as shared) beside experts."""
+
 _GATED = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
 _FEEDING = ("mlp", "feed_forward", "mixer", "block_sparse_moe")
 
@@ -63,7 +68,8 @@ def _routed() -> Iterator[tuple[str, str | None]]:
 
 _ATTENTION, _RECURRENT = tuple(_attention()), tuple(_recurrent())
 _DENSE, _ROUTED = tuple(_dense()), tuple(_routed())
-_KNOWN = (*_ATTENTION, *_RECURRENT, *_DENSE, *_ROUTED)
+_BARE = tuple((f"experts.{x}{n}", "experts") for x in ("", "0.") for n in _GATED)
+_KNOWN = (*_ATTENTION, *_RECURRENT, *_DENSE, *_ROUTED, *_BARE)
 """Modules of a layer as checkpoints name them, and the role of each; None: never quantised."""
 
 
@@ -74,64 +80,116 @@ def exclude(
 
     A name may be a module or one that holds it, with ``*`` for any text, with or without what
     stands before ``layers``; or a regular expression (``re:``) that matches from the start of
-    a module's name. A role counts as excluded in a layer as soon as one of its projections is.
+    a module's name. A role counts as excluded in a layer as soon as one of its projections is,
+    the experts when each of them is. Blocks for multi-token prediction are quantised unless a
+    name that is theirs alone leaves out a projection of them.
 
     Raises
     ------
     ArchitectureError
-        By `error`, for a name that fits no module that a layer may have.
+        By `error`, for a name that fits no module that a layer may have, or leaves out some
+        experts of a layer.
     """
     layers = [layer for layer, count in architecture.layers for _ in range(count)]
+    own = [dict(_modules(layer, architecture.model_type)) for layer in layers]
     kept: list[set[str]] = [set() for _ in layers]
+    single: dict[int, set[str]] = {}
     mtp_quantised = architecture.mtp_quantised
     for name in names:
-        matches = _matcher(name, error)
-        index = re.search(r"layers\\?\.(\d+)(?![\d)|\]])", name)
-        if "mtp" in name or (index is not None and int(index[1]) >= len(layers)):
-            mtp_quantised = False  # the blocks behind the last layer
+        pattern = _Pattern(name, error)
+        if pattern.elsewhere:
             continue
         known = False
-        only = int(index[1]) if index is not None and _ends_index(name, index.end()) else None
-        for i in range(len(layers)) if only is None else (only,):
-            found = [(part, role) for part, role in _KNOWN if matches(f"layers.{i}.{part}")]
+        if pattern.of_mtp or (pattern.index is not None and pattern.index >= len(layers)):
+            before = "mtp." if pattern.of_mtp else ""
+            index = 0 if pattern.of_mtp else pattern.index
+            hit = [r for part, r in _KNOWN if pattern.matches(f"{before}layers.{index}.{part}")]
+            mtp_quantised = mtp_quantised and not any(hit)
+            known = True
+            if not pattern.expression:
+                continue
+        for i in range(len(layers)) if pattern.only is None else (pattern.only,):
+            found = [part for part, _ in _KNOWN if pattern.matches(f"layers.{i}.{part}")]
             known = known or bool(found)
-            own = dict(_modules(layers[i]))
-            kept[i] |= {role for part, role in found if role is not None and part in own}
+            roles = {role for part in found if (role := own[i].get(part)) is not None}
+            if pattern.expert is not None and "experts" in roles:
+                single.setdefault(i, set()).add(pattern.expert)
+                roles.remove("experts")
+            kept[i] |= roles
         if not known and not _OTHER.search(name):
             raise error(f"{name!r} is not understood")
+    for i, experts in single.items():
+        mlp = layers[i].mlp
+        if isinstance(mlp, MoE) and "experts" not in kept[i]:
+            if len(experts) < mlp.experts:
+                raise error(f"some experts of layer {i} are listed, not all: not supported")
+            kept[i].add("experts")
     return _keep(replace(architecture, mtp_quantised=mtp_quantised), layers, kept)
 
 
-def _matcher(
-    name: str, error: Callable[[str], ArchitectureError]
-) -> Callable[[str], re.Match[str] | None]:
-    """Return a test of a module's name, which starts at ``layers``."""
-    if not name.startswith("re:"):
-        stem = re.sub(r"^.*?(?=\blayers\.)", "", name).strip(".").removesuffix(".weight")
+class _Pattern:
+    """One listed name.
+
+    Attributes
+    ----------
+    expression : bool
+        Whether it is a regular expression.
+    elsewhere, of_mtp : bool
+        Whether it is of an encoder of images or sound, or of multi-token prediction.
+    index, only : int or None
+        The layer it names, and that layer where it can match no other.
+    expert : str or None
+        The one expert it names.
+    """
+
+    def __init__(self, name: str, error: Callable[[str], ArchitectureError]) -> None:
+        self.expression = name.startswith("re:")
+        found = re.search(r"layers\\?\.(\d+)(?![\d)|\]])", name)
+        self.index = None if found is None else int(found[1])
+        after = name[found.end() :] if found is not None else ""
+        ends = after.startswith(("\\.", "$")) or (
+            not self.expression and (not after or after.startswith("."))
+        )
+        self.only = self.index if ends else None
+        self.of_mtp = "mtp" in name
+        self.elsewhere = not self.expression and bool(_TOWER.search(name.partition("layers.")[0]))
+        one = re.search(r"experts\\?\.(\d+)", name)
+        self.expert = None if one is None else one[1]
+        if self.expression and one is not None:
+            raise error(f"{name!r} names one expert: not supported")
+        self._match = self._expression(name, error) if self.expression else self._plain(name)
+
+    def matches(self, module: str) -> bool:
+        """Return whether it covers a module, whose name starts at ``layers`` or ``mtp``."""
+        before = _BEFORE if self.expression else ("",)
+        return any(self._match(prefix + module) for prefix in before)
+
+    @staticmethod
+    def _plain(name: str) -> Callable[[str], object]:
+        start = r"^.*?(?=\bmtp\b)" if "mtp" in name else r"^.*?(?=\blayers\.)"
+        stem = re.sub(start, "", name).strip(".").removesuffix(".weight")
+        stem = re.sub(r"experts\.\d+", "experts.0", stem)
         glob = re.escape(stem).replace(r"\*", ".*")
         return re.compile(rf"(?:.*\.)?{glob}(?:\..*)?").fullmatch
-    try:
-        pattern = re.compile(name.removeprefix("re:"))
-    except re.error as problem:
-        raise error(f"{name!r} is no regular expression: {problem}") from None
-    before = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 
-    def matches(module: str) -> re.Match[str] | None:
-        found = (pattern.match(prefix + module) for prefix in before)
-        return next((one for one in found if one), None)
-
-    return matches
+    @staticmethod
+    def _expression(
+        name: str, error: Callable[[str], ArchitectureError]
+    ) -> Callable[[str], object]:
+        try:
+            return re.compile(name.removeprefix("re:")).match
+        except re.error as problem:
+            raise error(f"{name!r} is no regular expression: {problem}") from None
 
 
-def _ends_index(name: str, end: int) -> bool:
-    return end == len(name) or name[end:].lstrip("\\").startswith((".", "$"))
-
-
-def _modules(layer: Layer) -> Iterator[tuple[str, str | None]]:
-    """Return the modules that a layer may hold under any of their names."""
+def _modules(layer: Layer, model_type: str) -> Iterator[tuple[str, str | None]]:
+    """Return the modules that a layer may hold under any of their names, with their roles."""
     if layer.mixer is not None:
         yield from _RECURRENT if isinstance(layer.mixer, Recurrent) else _ATTENTION
-    if isinstance(layer.mlp, MoE):
+    if isinstance(layer.mlp, MoE) and model_type in _DENSE_BESIDE_EXPERTS:
+        yield from ((part, "shared") for part, _ in _DENSE)
+        yield from _BARE
+    elif isinstance(layer.mlp, MoE):
         yield from _ROUTED
     elif isinstance(layer.mlp, MLP):
         yield from _DENSE

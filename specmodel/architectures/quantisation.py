@@ -135,7 +135,7 @@ def _compressed(quant: Keys) -> Quantisation:
             "config_groups", f"{sorted(unknown) or 'output_activations'}: not supported"
         )
     weights = Keys(group["weights"], f"{quant.where}: config_groups: weights")
-    result = _compressed_weights(weights, str(quant.values.get("format")))
+    result = _compressed_weights(weights, str(group.get("format") or quant.values.get("format")))
     weights.refuse_unread()
     return replace(result, weight_only=result.weight_only or group.get("input_activations") is None)
 
@@ -166,7 +166,8 @@ def _compressed_weights(weights: Keys, stored: str) -> Quantisation:
     if bits == 8 and kind in ("int", "float"):
         dtype = "int8" if kind == "int" else "fp8"
         if size < _COLUMN:
-            return Quantisation(dtype=dtype, group=size, scale_bytes=2.0)
+            width = 1.0 if scale == "torch.uint8" else 2.0
+            return Quantisation(dtype=dtype, group=size, scale_bytes=width + (not symmetric))
         return Quantisation(dtype=dtype, block=block)
     raise weights.error("num_bits", f"{bits}-bit {kind} weights are not supported")
 

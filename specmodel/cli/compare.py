@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
-from specmodel.cli.setup import ACCEPTANCE_OPTIONS, Request, build
+from specmodel.cli.setup import ACCEPTANCE_OPTIONS, Request, build, same_formats
 from specmodel.comparison import AS_GIVEN, Comparison, candidates, compare
 from specmodel.defaults import workload_missing
 from specmodel.errors import DomainError
@@ -30,6 +31,7 @@ def run_comparison(options: dict[str, Any], kinds: str | None) -> tuple[Request,
     if not found:
         reasons = "; ".join(f"{kind}: {why}" for kind, why in left_out.items())
         raise DomainError(f"no drafter to compare ({reasons})")
+    found = [replace(one, drafter=same_formats(one.drafter, options)) for one in found]
     return request, compare(request.setup, found, left_out)
 
 

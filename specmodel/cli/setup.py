@@ -76,7 +76,7 @@ def build(options: dict[str, Any]) -> Request:
         kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
     )
     assumed |= taken
-    drafter = _same_formats(drafter, options)
+    drafter = same_formats(drafter, options)
     if options["draft_tp"] is not None:
         drafter = replace(drafter, tp=parse_whole(options["draft_tp"], name="draft_tp"))
     drafter = _placed(drafter, options)
@@ -157,7 +157,7 @@ def _device(options: dict[str, Any]) -> Device:
     return load_device(options["gpu"])
 
 
-def _same_formats(drafter: Drafter, options: dict[str, Any]) -> Drafter:
+def same_formats(drafter: Drafter, options: dict[str, Any]) -> Drafter:
     """Run a draft model in the activation and KV formats asked for, its weights as they are."""
     if not isinstance(drafter, DraftModel | Parallel):
         return drafter
