@@ -35,6 +35,7 @@ _TOP = {"schema", "name", "title", "vendor", "family", "aliases", "status", "sou
 _STATUS = ("released", "announced")
 _VALUE = {"value", "quoted", "note", "source"}
 _SCHEMA = 1
+_CITATION = re.compile(r"(.+?) \((.+), (\S+), read (\S+)\)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +228,41 @@ def read_device(file: Path | Traversable) -> Device:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ProfileError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     return _device(record, str(file))
+
+
+def device_yaml(device: Device) -> str:
+    """Return a record as the text of a device file, which `read_device` reads back.
+
+    Notes beside values are not part of a record, so they are not in the text.
+
+    Raises
+    ------
+    ProfileError
+        When a value has no source, or one in another form than ``quoted (title, url, read)``.
+    """
+    keys: dict[tuple[str, ...], str] = {}
+
+    def entry(key: str, value: float) -> dict[str, Any]:
+        found = _CITATION.fullmatch(device.sources.get(key, ""))
+        if found is None:
+            raise ProfileError(f"{device.name}: {key}: its source is not known")
+        quoted, *source = found.groups()
+        name = keys.setdefault(tuple(source), f"source-{len(keys) + 1}")
+        return {"value": value, "quoted": quoted, "source": name}
+
+    rates = {k: entry(f"peak_flops.{k}", rate) for k, rate in device.peak_flops.items()}
+    stated = {key: getattr(device, key) for key in _SCALARS if getattr(device, key) is not None}
+    sheet = {"peak_flops": rates, **{key: entry(key, value) for key, value in stated.items()}}
+    parts = ("title", "url", "read")
+    record = {
+        "schema": _SCHEMA,
+        **{key: getattr(device, key) for key in ("name", "title", "vendor", "family")},
+        "aliases": list(device.aliases),
+        "status": device.status,
+        "sources": {name: dict(zip(parts, s, strict=True)) for s, name in keys.items()},
+        "datasheet": sheet,
+    }
+    return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _device(record: Any, where: str) -> Device:

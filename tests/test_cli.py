@@ -453,3 +453,16 @@ def test_nothing_is_written_on_a_mistake(run: Run, tmp_path: Path) -> None:
     status, _, _ = run(*BASE, "--alpha", "7", "--plot", str(tmp_path / "figure.png"))
     assert status == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_shown_device_can_be_edited_and_given_back(run: Run, tmp_path: Path) -> None:
+    status, out, _ = run("show", "h100", "--format", "yaml")
+    assert status == 0
+    file = tmp_path / "mine.yaml"
+    file.write_text(out.replace("name: h100-sxm", "name: mine"), encoding="utf-8")
+    mine = run.json("predict", "--profile", str(file), "--batch", "8")
+    shipped = run.json("predict", "--gpu", "h100", "--batch", "8")
+    assert mine["inputs"]["gpu"] == "mine"
+    assert mine["points"] == shipped["points"]
+    status, _, err = run("show", "llama-3.1-8b", "--format", "yaml")
+    assert (status, "yaml is for devices" in err) == (2, True)

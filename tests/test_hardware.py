@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from samples import MINIMAL_DEVICE
 
 import specmodel as sm
-from specmodel.hardware import read_device
+from specmodel.hardware import device_yaml, read_device
 
 RHO = {
     # Dense 16-bit matrix FLOP/s over memory bandwidth. Each range is narrower than a factor of
@@ -198,3 +199,17 @@ def test_plain_yaml_reads_the_shipped_files_alike() -> None:
         device = read_device(file)
         assert device.name == file.stem == raw["name"]
         assert device.memory_bandwidth == raw["datasheet"]["memory_bandwidth"]["value"]
+
+
+@pytest.mark.parametrize("name", sm.device_names())
+def test_a_record_is_read_back_from_its_text(name: str, tmp_path: Path) -> None:
+    device = sm.load_device(name)
+    file = tmp_path / "device.yaml"
+    file.write_text(device_yaml(device), encoding="utf-8")
+    assert sm.load_device(file) == device
+
+
+def test_a_value_without_a_source_is_not_written() -> None:
+    device = sm.load_device("h100")
+    with pytest.raises(sm.ProfileError, match=r"h100-sxm: l2_cache: its source is not known"):
+        device_yaml(replace(device, sources={**device.sources, "l2_cache": "measured"}))

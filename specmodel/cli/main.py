@@ -162,7 +162,14 @@ def list_(what: str, form: str) -> None:
 
 @cli.command()
 @click.argument("name", metavar="GPU|MODEL|FILE")
-@_FORMAT
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "yaml"]),
+    default="table",
+    show_default=True,
+    help="yaml: a device's file, to edit and give to --profile.",
+)
 def show(name: str, form: str) -> None:
     """Show one device or model: its numbers and where they come from."""
     from specmodel.cli.output import write

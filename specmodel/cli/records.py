@@ -11,7 +11,7 @@ from specmodel.architectures import Architecture, load_model, model_names
 from specmodel.cli.output import Out, cell, to_csv, to_json
 from specmodel.drafters import KINDS
 from specmodel.errors import DomainError, UnknownNameError, did_you_mean
-from specmodel.hardware import Device, device_names, load_device
+from specmodel.hardware import Device, device_names, device_yaml, load_device
 
 
 def listing_text(what: str, form: str) -> str:
@@ -97,6 +97,10 @@ def show_text(name: str, form: str) -> str:
         When the name is unknown or the file is not understood.
     """
     record = _find(name)
+    if form == "yaml":
+        if not isinstance(record, Device):
+            raise DomainError("yaml is for devices: a model's file is its config.json")
+        return device_yaml(record).rstrip()
     values = _device_values(record) if isinstance(record, Device) else _model_values(record)
     if form == "json":
         return to_json(values)
