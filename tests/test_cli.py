@@ -381,7 +381,7 @@ BAD = [
     ((*BASE, "--model", "mistral-7b-v0.3", "--drafter", "parallel"), "needs a draft model for"),
     ((*BASE, "--hit-rate", "0.5"), "hit_rate does not belong to drafter eagle3"),
     ((*BASE, "--drafter", "ngram", "--hit-rate", "2"), "hit rate must be in [0, 1]; got 2"),
-    ((*BASE, "--tp", "3"), "tp must divide the 32 attention heads; got 3"),
+    ((*BASE, "--tp", "3"), "32 attention heads; got 3 (2, 4, 8, 16, 32 would)"),
     ((*BASE, "--tp", "0"), "tp must be >= 1; got 0"),
     ((*BASE, "--tp", "two"), "tp must be a whole number; got 'two'"),
     ((*BASE, "--dtype", "float17"), "dtype must be one of"),

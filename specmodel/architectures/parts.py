@@ -504,9 +504,13 @@ Mixer = Attention | LatentAttention | Recurrent
 FeedForward = MLP | MoE
 
 
+_MOST_RANKS = 64  # that an error message suggests
+
+
 def _divide(width: int, tp: int, what: str) -> int:
     if width % tp:
-        raise DomainError(f"tp must divide the {width} {what}; got {tp}")
+        near = ", ".join(str(n) for n in range(2, min(width, _MOST_RANKS) + 1) if width % n == 0)
+        raise DomainError(f"tp must divide the {width} {what}; got {tp} ({near or 'none'} would)")
     return width // tp
 
 
