@@ -395,6 +395,40 @@ def test_opt_and_jamba_of_the_hub() -> None:
         from_dict({**jamba, "attn_layer_offset": 9}, name="t", where="x")
 
 
+def test_multimodal_gemma3_takes_its_classes_defaults() -> None:
+    """As the Hub's 27B and 4B files leave them out; text part, embedding tied."""
+    outer = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "torch_dtype": "bfloat16",
+        "mm_tokens_per_image": 256,
+        "vision_config": {},
+    }
+    text = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024}  # fmt: skip
+    large = {**text, "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+             "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+             "query_pre_attn_scalar": 168, "sliding_window_pattern": 6}  # fmt: skip
+    small = {**text, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+
+    def read_text(values: dict[str, Any]) -> sm.Architecture:
+        return from_dict({**outer, "text_config": values}, name="gemma-3", where="x")
+
+    model = read_text(large)
+    layer = 2 * 5376 * 4096 + 2 * 5376 * 2048 + 3 * 5376 * 21504 + 4 * 5376 + 2 * 128
+    assert model.total_params == 62 * layer + 5376 + 262_208 * 5376 == 27_009_346_304
+    assert "vocab_size 262208" in model.notes[0]
+    assert "head_dim" not in model.notes[0]
+    four = read_text(small)
+    layer = 2 * 2560 * 2048 + 2 * 2560 * 1024 + 3 * 2560 * 10240 + 4 * 2560 + 2 * 256
+    assert four.total_params == 34 * layer + 2560 + 262_208 * 2560 == 3_880_263_168
+    assert sum(n for x, n in four.layers if x.mixer is not None and x.mixer.kind == "GQA") == 5
+    with pytest.raises(sm.ArchitectureError, match="hidden_size: missing"):
+        read_text(text)
+    with pytest.raises(sm.ArchitectureError, match="vocab_size: missing"):  # not a part of another
+        from_dict({**large, "torch_dtype": "bfloat16"}, name="t", where="x")
+
+
 def test_falcon_of_the_hub() -> None:
     """Counted by hand from the matrices of both forms, LM head tied."""
     base = {

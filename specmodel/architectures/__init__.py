@@ -1,6 +1,7 @@
 """Model records, the ``config.json`` reader, draft heads and named models."""
 
 from specmodel.architectures.config import from_dict, read_config
+from specmodel.architectures.families import NO_DTYPE
 from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
 from specmodel.architectures.parts import (
     MLP,
@@ -15,6 +16,7 @@ from specmodel.architectures.records import Architecture, Fusion, Layer
 
 __all__ = [
     "MLP",
+    "NO_DTYPE",
     "Architecture",
     "Attention",
     "Fusion",

@@ -23,6 +23,20 @@ _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
 )
 """Keys of a multimodal model's file that do not concern its text part."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    },
+}
+"""Defaults of classes whose multimodal files leave them out: transformers' Gemma3TextConfig
+(configuration_gemma3.py at 008f5c8c, read 2026-11-29)."""
 _HEAD = re.compile(r"Eagle|Medusa|MTP|NextN|Draft|DSpark|Speculator", re.IGNORECASE)
 _SAME = ("tie_word_embeddings", "dtype", "torch_dtype", "vocab_size", "hidden_size")
 _CAUSAL = re.compile(r".*(ForCausalLM|ForConditionalGeneration|LMHeadModel)")
@@ -65,7 +79,8 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
     """Build an `Architecture` from the parsed keys of a ``config.json``.
 
     A file that states no activation format (gpt-oss, MiniMax) is taken as bfloat16, and the
-    result says so in its `notes`.
+    result says so in its `notes`, as it does where a multimodal file leaves its class's defaults
+    out (Gemma 3).
 
     Raises
     ------
@@ -73,8 +88,11 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
         Naming the missing, unknown or impossible key.
     """
     inner = values.get("text_config")
+    taken: dict[str, Any] = {}
     if isinstance(inner, dict):
         values = _text_part(values, inner, where)
+        taken = _class_defaults(values)
+        values = {**values, **taken}
     keys = Keys({k: v for k, v in values.items() if k != "dtype" or v is not None}, where)
     family = _family(keys)
     try:
@@ -86,7 +104,19 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
             raise
         raise ArchitectureError(f"{where}: {error}") from None
     keys.refuse_unread()
-    return result
+    if not taken:
+        return result
+    stated = ", ".join(f"{key} {value}" for key, value in taken.items())
+    return replace(result, notes=(*result.notes, f"from its class's defaults: {stated}"))
+
+
+def _class_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys that a multimodal file leaves out where its text part is its class's default."""
+    defaults = _DEFAULTS.get(str(values.get("model_type")), {})
+    taken = {key: value for key, value in defaults.items() if key not in values}
+    if "_sliding_window_pattern" in values or "layer_types" in values:
+        taken.pop("sliding_window_pattern", None)
+    return taken
 
 
 def _checkpoint_bytes(keys: Keys) -> int:

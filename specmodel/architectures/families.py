@@ -20,6 +20,9 @@ _MOST_LAYERS = 10_000  # no model has as many; a typo must not be built layer by
 _GATED = {"silu", "swish", "swiglu", "swigluoai", "gelu_pytorch_tanh", "gelu"}
 
 
+NO_DTYPE = "no dtype in its file: bfloat16 assumed"
+
+
 def common(keys: Keys, name: str, where: str) -> dict[str, Any]:
     """Return the fields that every family has."""
     vocab = keys.whole("vocab_size")
@@ -37,7 +40,7 @@ def common(keys: Keys, name: str, where: str) -> dict[str, Any]:
         "tied_embeddings": keys.flag("tie_word_embeddings", False),
         "dtype": dtype,
         "kv_dtype": dtype,
-        "notes": () if stated else ("no dtype in its file: bfloat16 assumed",),
+        "notes": () if stated else (NO_DTYPE,),
         "max_positions": None if positions is None else keys.whole("max_position_embeddings"),
     }
 

@@ -142,6 +142,8 @@ def _sources(out: Out, request: Request, result: Comparison) -> None:
             out.line(f"  {one.label}: drafts are found in {one.drafter.hit_rate:g} of rounds")
     for kind, why in result.left_out.items():
         out.line(f"  left out, {kind}: {why}")
+    if "architecture" in request.assumed:
+        out.line(f"  {request.assumed['architecture']}")
     for note in result.notes:
         out.line(f"  note: {note}")
     out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")

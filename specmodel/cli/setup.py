@@ -8,7 +8,7 @@ from typing import Any
 
 from specmodel import defaults
 from specmodel.acceptance import Acceptance, Geometric, MeanLength, PerPosition
-from specmodel.architectures import Architecture, load_model
+from specmodel.architectures import NO_DTYPE, Architecture, load_model
 from specmodel.cli.parsing import (
     optional,
     parse_counts,
@@ -56,8 +56,8 @@ def build(options: dict[str, Any]) -> Request:
     if options["model"] is None:
         assumed["model"] = defaults.MODEL
     model = load_model(options["model"] or defaults.MODEL)
-    if model.notes and options["dtype"] is None:
-        assumed["dtype"] = f"{model.name}: {'; '.join(model.notes)}"
+    if notes := [n for n in model.notes if not (n == NO_DTYPE and options["dtype"])]:
+        assumed["architecture"] = f"{model.name}: {'; '.join(notes)}"
     target = _dtypes(model, options)
     if target.head_kind is not None:
         raise DomainError(f"{target.name} is a draft head: give it with --draft")
