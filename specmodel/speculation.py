@@ -7,7 +7,7 @@ The functions here broadcast plain arrays; `specmodel.speculate` labels them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
@@ -330,20 +330,42 @@ def context_where_kv_passes_weights(
     .. [1] The critical context of MagicDec, Chen et al., ICLR 2025, arXiv:2408.11049, at one
        batch and without the drafter.
     """
-    from scipy.optimize import brentq
-
     how = replace(Execution.of(execution, options), level="ideal")
 
-    def excess(context: float) -> float:
-        one = pass_time(device, target, B=B, L=context, execution=how)
-        return float(one.rows - one.weights)
+    def passes(contexts: Floats) -> NDArray[np.bool_]:
+        one = pass_time(device, target, B=B, L=contexts, execution=how)
+        return np.asarray(one.rows >= one.weights)
 
-    high = 1.0
-    while excess(high) < 0:
-        high *= 2
-        if high > 1e12:
+    return context_from_which(passes, longest=1e12, rounds=5)
+
+
+def context_from_which(
+    holds: Callable[[Floats], NDArray[np.bool_]], *, longest: float, rounds: int = 1
+) -> float:
+    """Return the context from which on, up to the longest, something holds; infinite if none.
+
+    A grid of contexts a factor apart is narrowed, each round 64 times, around the last of them
+    at which it does not hold. SciPy's root finders would need a function that crosses zero
+    once, and their import takes longer than a prediction.
+
+    Parameters
+    ----------
+    holds : callable
+        From contexts to whether it holds at each. [token]
+    longest : float
+        [token]
+    rounds : int
+    """
+    contexts = np.concatenate(([0.0], np.geomspace(1, longest, 64)))
+    for _ in range(rounds + 1):
+        failing = np.flatnonzero(~np.broadcast_to(holds(contexts), contexts.shape))
+        if failing.size == 0:
+            return float(contexts[0])
+        last = int(failing[-1])
+        if last == contexts.size - 1:
             return np.inf
-    return 0.0 if excess(0.0) >= 0 else float(brentq(excess, 0.0, high, xtol=1e-6))
+        contexts = np.linspace(contexts[last], contexts[last + 1], 65)
+    return float(contexts[-1])
 
 
 def padding_loss(lengths: ArrayLike) -> float:
@@ -375,6 +397,7 @@ def padding_loss(lengths: ArrayLike) -> float:
 __all__ = [
     "RoundTime",
     "alpha_break_even",
+    "context_from_which",
     "context_where_infinite",
     "context_where_kv_passes_weights",
     "critical_batch",

@@ -23,7 +23,7 @@ from specmodel.errors import (
 )
 from specmodel.hardware import Device
 from specmodel.roofline import Execution, ExecutionOptions
-from specmodel.speculation import round_time, tokens_per_round
+from specmodel.speculation import context_from_which, round_time, tokens_per_round
 
 Floats = NDArray[np.float64]
 
@@ -385,17 +385,7 @@ def context_where_speedup_rises(
         best = S.max(axis=-1) if k is None else S[..., k]
         return np.asarray((best[1] >= best[0]) & (best[1] > 1))
 
-    start, end = 0.0, float(longest)
-    for contexts in (np.concatenate(([0.0], np.geomspace(1, end, 64))), None):
-        looked = np.linspace(start, end, 65) if contexts is None else contexts
-        losing = np.flatnonzero(~gains(looked))
-        if losing.size == 0:
-            return start
-        last = int(losing[-1])
-        if last == looked.size - 1:
-            return np.inf
-        start, end = float(looked[last]), float(looked[last + 1])
-    return end
+    return context_from_which(gains, longest=longest)
 
 
 def best_policy(

@@ -16,6 +16,7 @@ from specmodel.drafters import KINDS, Drafter
 from specmodel.memory import devices_needed, memory
 from specmodel.speculation import (
     alpha_break_even,
+    context_from_which,
     draft_time_break_even,
     regime,
     round_time,
@@ -290,3 +291,17 @@ def test_heads_of_another_model_are_refused() -> None:
 def test_out_of_range(make: object, message: str) -> None:
     with pytest.raises(sm.DomainError, match=message):
         make()  # type: ignore[operator]
+
+
+@given(start=st.floats(0.01, 1e9))
+def test_context_from_which_something_holds(start: float) -> None:
+    found = context_from_which(lambda contexts: contexts >= start, longest=1e9, rounds=5)
+    assert start <= found <= start * (1 + 1e-8) + 1e-8
+
+
+def test_context_from_which_it_always_or_never_holds() -> None:
+    always, never = np.array(True), np.array(False)
+    assert context_from_which(lambda _: always, longest=100) == 0
+    assert context_from_which(lambda _: never, longest=100) == np.inf
+    # held before, and again for good
+    assert context_from_which(lambda c: (c < 3) | (c > 50), longest=100, rounds=4) > 50
