@@ -12,7 +12,7 @@ from specmodel.architectures.records import Architecture, Layer
 from specmodel.errors import ArchitectureError
 
 _OTHER = re.compile(
-    r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|audio|mm_projector|multi_modal|mtp|eh_proj"
+    r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|audio|mm_projector|multi_modal|eh_proj"
 )
 """Modules that are never quantised here, or are not part of the text model."""
 

@@ -29,6 +29,12 @@ def _state_bytes(keys: Keys, key: str) -> float:
     return BYTES["float32" if stated is None else as_dtype(keys, key, stated)]
 
 
+def _state_out(inner: int, hidden: int) -> Linear:
+    return Linear(
+        name="state out", inputs=inner, outputs=hidden, role="attention output", split="inputs"
+    )
+
+
 def _gated_delta(keys: Keys, fields: dict[str, Any]) -> Recurrent:
     """Gated delta rule: keys and values of their own head counts, one decay and step a head."""
     hidden, kernel = fields["hidden_size"], keys.whole("linear_conv_kernel_dim")
@@ -43,13 +49,7 @@ def _gated_delta(keys: Keys, fields: dict[str, Any]) -> Recurrent:
         matrices=(
             Linear(name="state in", inputs=hidden, outputs=convolved + wide_v, role="attention"),
             Linear(name="decay in", inputs=hidden, outputs=2 * v_heads, role="router"),
-            Linear(
-                name="state out",
-                inputs=wide_v,
-                outputs=hidden,
-                role="attention output",
-                split="inputs",
-            ),
+            _state_out(wide_v, hidden),
         ),
         convolved=convolved,
         kernel=kernel,
@@ -114,13 +114,7 @@ def _mamba2(keys: Keys, fields: dict[str, Any]) -> Recurrent:
                 outputs=inner + convolved + heads,
                 role="attention",
             ),
-            Linear(
-                name="state out",
-                inputs=inner,
-                outputs=hidden,
-                role="attention output",
-                split="inputs",
-            ),
+            _state_out(inner, hidden),
         ),
         convolved=convolved,
         kernel=kernel,
@@ -196,13 +190,7 @@ def jamba(keys: Keys, fields: dict[str, Any]) -> Architecture:
                 split="inputs",
             ),
             Linear(name="step in", inputs=rank, outputs=inner, bias=inner, role="attention"),
-            Linear(
-                name="state out",
-                inputs=inner,
-                outputs=hidden,
-                role="attention output",
-                split="inputs",
-            ),
+            _state_out(inner, hidden),
         ),
         convolved=inner,
         kernel=kernel,

@@ -300,10 +300,6 @@ class Architecture:
 
     # -- bytes ---------------------------------------------------------------------------
 
-    def is_quantised(self, role: str) -> bool:
-        """Return whether matrices of a role are kept in the quantised format."""
-        return self.quantisation is not None and role in self.quantisation.roles
-
     def matrix_bytes(self, inputs: int, outputs: int, role: str) -> float:
         """Return the bytes of one ``inputs x outputs`` matrix with its quantisation scales."""
         if self.quantisation is not None and role in self.quantisation.roles:
