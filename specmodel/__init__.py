@@ -19,7 +19,6 @@ from specmodel.drafters import (
     DraftModel,
     Eagle,
     Eagle3,
-    Link,
     Lookahead,
     Medusa,
     NGram,
@@ -35,7 +34,7 @@ from specmodel.errors import (
     ProfileError,
     SpecmodelError,
 )
-from specmodel.hardware import Device, device_names, load_device
+from specmodel.hardware import Device, Link, device_names, load_device
 from specmodel.labelled import best_width, speculate
 from specmodel.roofline import Efficiency, Execution, critical_batch, pass_time
 from specmodel.width import schedule

@@ -1,14 +1,15 @@
 """FLOPs and bytes of one forward pass, operator by operator. Knows no hardware.
 
 One multiply-add is 2 FLOP. A pass evaluates W positions of each of B sequences that hold L
-tokens of context; the new tokens are left out of the context. Everything is per device:
-tensor parallelism is applied to the architecture first.
+tokens of context; the new tokens are left out of the context. Everything is per device, as the
+`Layout` of the deployment divides it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from specmodel.architectures import (
     MoE,
     Recurrent,
 )
+from specmodel.collectives import Collective
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
@@ -44,8 +46,10 @@ class Operator:
     flops : float or ndarray
         FLOPs of one run; elementwise work is not counted. [FLOP]
     weight_bytes, kv_bytes, activation_bytes, link_bytes : float or ndarray
-        Bytes of one run: weights streamed, KV cache read, activations moved, and bytes that
-        cross the interconnect. [B]
+        Bytes of one run: weights streamed, KV cache read, activations moved, and the message
+        of a collective. [B]
+    collective, ranks : str or None, int
+        Which collective it is (of kind ``collective``), and over how many devices.
     compute_dtype, else_dtype : str or None
         Format the multiplications run in (None: there are none), and the one to take on
         devices without arithmetic for it (None: they cannot run it).
@@ -62,8 +66,90 @@ class Operator:
     kv_bytes: Numbers = 0.0
     activation_bytes: Numbers = 0.0
     link_bytes: Numbers = 0.0
+    collective: Collective | None = None
+    ranks: int = 1
     compute_dtype: str | None = None
     else_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a deployment divides a model over devices.
+
+    A stage of the pipeline is `dp` replicas of `tp` ranks; B sequences are split over the
+    replicas, and within one over `pp` micro-batches that follow each other through the stages.
+
+    Attributes
+    ----------
+    tp : int
+        Tensor-parallel degree: ranks that share each matrix.
+    dp : int
+        Data-parallel degree: replicas that share the sequences.
+    pp : int
+        Pipeline-parallel degree: stages that share the layers, taken to be equally long.
+    ep : bool
+        Whether routed experts are kept whole and spread over the ``tp dp`` devices of a stage
+        (routing balanced over them), rather than each one sliced over `tp`.
+    devices_per_node : int
+        The ranks of a replica are neighbours, then the replicas of a stage, then the stages.
+    """
+
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: bool = False
+    devices_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "dp", "pp", "devices_per_node"):
+            whole_array(getattr(self, name), name, low=1)
+
+    @property
+    def stage(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.tp * self.dp
+
+    @property
+    def devices(self) -> int:
+        """All devices."""
+        return self.stage * self.pp
+
+    @property
+    def hops_between_nodes(self) -> int:
+        """Stages whose successor is in another node."""
+        node = [s * self.stage // self.devices_per_node for s in range(self.pp)]
+        return sum(a != b for a, b in pairwise(node))
+
+    def shard(self, architecture: Architecture) -> Architecture:
+        """Return what one device of a stage that had all layers would hold.
+
+        Raises
+        ------
+        DomainError
+            When the degrees do not divide the model, or there are no experts to spread.
+        """
+        if self.ep and not any(architecture.moe_layers()):
+            raise DomainError(f"{architecture.name} has no experts: ep must be off")
+        if self.pp > max(architecture.n_layers, 1):
+            raise DomainError(
+                f"{architecture.name}: pp must be at most its {architecture.n_layers} layers; "
+                f"got {self.pp}"
+            )
+        return architecture.shard(self.tp, expert_ranks=self.stage if self.ep else None)
+
+    def where_spread(self, architecture: Architecture) -> Layout:
+        """Return the layout for a model that may have no experts to spread."""
+        return self if any(architecture.moe_layers()) else replace(self, ep=False)
+
+    def of_replica(self, B: ArrayLike) -> Floats:
+        """Return the sequences of a micro-batch on the busiest replica, at least one."""
+        batch = np.asarray(B, dtype=np.float64)
+        return np.maximum(batch / (self.dp * self.pp), np.minimum(batch, 1.0))
+
+    def of_stage(self, B: ArrayLike) -> Floats:
+        """Return the sequences of a micro-batch on all replicas."""
+        batch = np.asarray(B, dtype=np.float64)
+        return np.maximum(batch / self.pp, np.minimum(batch, 1.0))
 
 
 def experts_touched(experts: ArrayLike, top_k: ArrayLike, tokens: ArrayLike) -> Floats:
@@ -110,13 +196,13 @@ def pass_operators(
     B: ArrayLike,
     W: ArrayLike = 1,
     L: ArrayLike = 0,
-    tp: int = 1,
+    layout: Layout | None = None,
     kv_reread: float = 0.0,
     expert_overlap: float = 0.0,
     head_rows: ArrayLike | None = None,
     fuse: bool = True,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one device.
+    """Return the operators of one pass on one device, in a pipeline on one of each stage.
 
     Parameters
     ----------
@@ -124,8 +210,8 @@ def pass_operators(
         The whole model; it is sharded here.
     B, W, L : array_like
         Sequences [-], positions per sequence [token], context [token]. Broadcast.
-    tp : int
-        Tensor-parallel degree; adds all-reduces when above 1.
+    layout : Layout, optional
+        Division over devices, which adds collectives; one device by default.
     kv_reread : float
         r: 0, the KV cache is read once for all W positions; 1, once per position.
     expert_overlap : float
@@ -139,19 +225,21 @@ def pass_operators(
     Raises
     ------
     DomainError
-        When an argument is out of range or `tp` does not divide the model.
+        When an argument is out of range or the layout does not divide the model.
     """
-    sharded = architecture.shard(int(whole_array(tp, "tp", low=1)))
-    batch = real_array(B, "batch", low=0)
+    layout = layout or Layout()
+    sharded = layout.shard(architecture)
+    everyone = real_array(B, "batch", low=0)
+    batch = layout.of_replica(everyone)
     width = real_array(W, "W", low=0, unit="token")
     context = real_array(L, "context", low=0, unit="token")
     reread = real_array(kv_reread, "kv_reread", low=0, high=1)
     overlap = real_array(expert_overlap, "expert_overlap", low=0, high=1)
     rows = batch * width
-    routed = batch * (1 + np.maximum(width - 1, 0) * (1 - overlap))
+    experts_see = layout.of_stage(everyone) if layout.ep else batch
     operators: list[Operator] = []
     for layer, count in sharded.distinct_layers().items():
-        sizes = _Sizes(batch, width, context, reread, routed)
+        sizes = _Sizes(batch, width, context, reread, experts_see, overlap)
         operators += _layer_operators(sharded, layer, count, sizes)
     fusion = sharded.fusion_linear if fuse else None
     if fusion is not None:
@@ -165,23 +253,28 @@ def pass_operators(
         operators.append(_elementwise("embedding", 1, 2 * rows * hidden))
     head = rows if head_rows is None else batch * real_array(head_rows, "head_rows", low=0)
     operators.append(_gemm(sharded, sharded.lm_head, 1, head, "LM head"))
-    if tp > 1:
-        operators += _collectives(architecture, tp, rows, head)
+    operators += _collectives(architecture, layout, rows, head)
     return tuple(operators)
 
 
 class _Sizes(NamedTuple):
-    """What a pass is over: sequences, positions of each, context, KV rereading, routed rows."""
+    """What a pass is over; `everyone`: the sequences whose tokens reach this device's experts."""
 
     batch: Floats
     width: Floats
     context: Floats
     reread: Floats
-    routed: Floats
+    everyone: Floats
+    overlap: Floats
 
     @property
     def rows(self) -> Floats:
         return self.batch * self.width
+
+    @property
+    def routed(self) -> Floats:
+        """Rows that route independently, of all that reach this device's experts."""
+        return self.everyone * (1 + np.maximum(self.width - 1, 0) * (1 - self.overlap))
 
 
 def _layer_operators(
@@ -269,7 +362,7 @@ def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
 def _attention(
     a: Architecture, attention: Attention | LatentAttention, count: int, sizes: _Sizes
 ) -> Iterator[Operator]:
-    batch, width, context, reread, _ = sizes
+    batch, width, context, reread, *_ = sizes
     rows, value = sizes.rows, BYTES[a.dtype]
     cap = np.asarray(min(attention.window or np.inf, attention.chunk or np.inf))
     if isinstance(attention, LatentAttention):  # each position picks its own best tokens
@@ -326,8 +419,9 @@ def _experts(
 ) -> Iterator[Operator]:
     """Routed experts, each touched one's weights read once, and the shared expert's activation."""
     value, hidden = BYTES[a.dtype], a.hidden_size
-    rows, pairs = sizes.rows, sizes.rows * moe.top_k
-    touched = experts_touched(moe.experts, moe.top_k, sizes.routed)
+    rows = sizes.rows
+    pairs = sizes.everyone * sizes.width * moe.top_k / moe.ranks
+    touched = experts_touched(moe.experts, moe.top_k, sizes.routed) / moe.ranks
     ups = moe.matrices - 1
     dtype, other = _multiplied_in(a, layer.expert_role)
     for name, weights, elements, moved in zip(
@@ -360,23 +454,46 @@ def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Oper
     return _elementwise("activation", count, 3.0 * rows * width * BYTES[a.dtype])
 
 
-def _collectives(a: Architecture, tp: int, rows: Floats, head: Floats) -> list[Operator]:
-    """Two all-reduces a layer, one after the embedding, and an all-gather of the logits."""
-    value = BYTES[a.dtype]
-    reduced = 2.0 * (tp - 1) / tp * rows * a.hidden_size * value
-    gathered = (tp - 1) / tp * head * a.head_vocab_size * value
-    return [
-        Operator(
-            name="all-reduce",
-            kind="collective",
-            group="collectives",
-            count=_reductions(a),
-            link_bytes=reduced,
-        ),
-        Operator(
-            name="all-gather logits", kind="collective", group="collectives", link_bytes=gathered
-        ),
-    ]
+def _collectives(a: Architecture, layout: Layout, rows: Floats, head: Floats) -> Iterator[Operator]:
+    """All-reduces over tp, all-to-alls of spread experts, logits, and the pipeline's sends.
+
+    Experts that are spread over several replicas take two all-to-alls a layer (dispatch and
+    combine, a copy of the row to each chosen expert), each of a replica's tp ranks for its
+    share of the rows; the all-reduce that ends the layer then gives every rank all of them.
+    Spread over the ranks of one replica they need that all-reduce alone, as sliced ones do.
+    """
+    value, tp = BYTES[a.dtype], layout.tp
+    vector = rows * a.hidden_size * value
+    if tp > 1:
+        yield _collective("all-reduce", tp, _reductions(a), vector)
+        yield _collective("all-gather", tp, 1, head * a.head_vocab_size * value, "of logits")
+    if layout.ep and layout.dp > 1:
+        for moe, _, count in a.moe_layers():
+            yield _collective("all-to-all", layout.stage, 2 * count, vector / tp * moe.top_k)
+    if layout.pp > 1:
+        away = layout.hops_between_nodes
+        hops: dict[Collective, int] = {
+            "send": layout.pp - 1 - away,
+            "send between nodes": away,
+        }
+        used = [kind for kind, count in hops.items() if count]
+        for kind in used:
+            yield _collective(kind, layout.stage, hops[kind], vector)
+        yield _collective(used[-1], layout.stage, 1, 4.0 * rows, "of token ids")
+
+
+def _collective(
+    collective: Collective, ranks: int, count: float, size: Floats, what: str = ""
+) -> Operator:
+    return Operator(
+        name=f"{collective} {what}".strip(),
+        kind="collective",
+        group="collectives",
+        count=count,
+        collective=collective,
+        ranks=ranks,
+        link_bytes=size,
+    )
 
 
 def _reductions(a: Architecture) -> int:

@@ -23,7 +23,7 @@ from specmodel.architectures import (
 )
 from specmodel.dtypes import BYTES
 from specmodel.errors import ArchitectureError, DomainError, real_array, whole_array
-from specmodel.hardware import Device
+from specmodel.hardware import Device, Link
 
 Floats = NDArray[np.float64]
 
@@ -50,31 +50,6 @@ class DraftPass:
     W: Floats
     head_rows: Floats
     fuse: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What joins two devices.
-
-    Attributes
-    ----------
-    latency : float
-        One way. [s]
-    bandwidth : float
-        [B/s]
-    """
-
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        real_array(self.latency, "link latency", low=0, unit="s")
-        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
-            raise DomainError("link bandwidth must be > 0; got 0")
-
-    def time(self, size: ArrayLike) -> Floats:
-        """Return the time of one message of `size` bytes. [s]"""
-        return self.latency + np.asarray(size, dtype=np.float64) / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,18 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import ArrayLike, NDArray
 
 from specmodel.dtypes import BYTES
-from specmodel.errors import DomainError, ProfileError, UnknownNameError, did_you_mean
+from specmodel.errors import (
+    DomainError,
+    ProfileError,
+    UnknownNameError,
+    did_you_mean,
+    real_array,
+)
 
 _RATE_DTYPES = (*BYTES, "fp4")
 _SCALARS = {
@@ -36,6 +44,31 @@ _STATUS = ("released", "announced")
 _VALUE = {"value", "quoted", "note", "source"}
 _SCHEMA = 1
 _CITATION = re.compile(r"(.+?) \((.+), (\S+), read (\S+)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What joins two devices, one direction.
+
+    Attributes
+    ----------
+    latency : float
+        One way. [s]
+    bandwidth : float
+        [B/s]
+    """
+
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        real_array(self.latency, "link latency", low=0, unit="s")
+        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
+            raise DomainError("link bandwidth must be > 0; got 0")
+
+    def time(self, size: ArrayLike) -> NDArray[np.float64]:
+        """Return the time of one message of `size` bytes. [s]"""
+        return self.latency + np.asarray(size, dtype=np.float64) / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

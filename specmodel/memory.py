@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specmodel.architectures import Architecture
+from specmodel.costs import Layout
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
@@ -20,8 +21,9 @@ class Memory:
     target_weights, draft_weights : float
         [B]
     target_kv, draft_kv : float
-        KV cache of one sequence at its longest, candidate positions included; a recurrent
-        state is kept for each of them. [B]
+        KV cache that one sequence adds at its longest, candidate positions included; a
+        recurrent state is kept for each of them. Of `dp` replicas: the mean, so that the total
+        holds for a batch of sequences split over them. [B]
     capacity : float
         [B]
     """
@@ -51,10 +53,10 @@ def memory(
     *,
     k: int = 0,
     L: float = 0,
-    tp: int = 1,
+    layout: Layout | None = None,
     offload: float = 0.0,
 ) -> Memory:
-    """Return what a deployment takes on each device.
+    """Return what a deployment takes on its fullest device.
 
     Nothing is set aside for activations, graphs or the allocator; a serving engine keeps
     some of the capacity for those.
@@ -68,31 +70,34 @@ def memory(
         Draft tokens per round; the W candidate positions are held. [token]
     L : float
         Context. [token]
-    tp : int
-        Tensor-parallel degree of the target, and of the drafter unless it has its own.
+    layout : Layout, optional
+        Division over devices, of the target, and of the drafter unless it has its own tp (a
+        pipeline's last stage holds it whole). One device by default.
     offload : float
         Share of the target's weights that stay in host memory. [-]
     """
-    ranks = int(whole_array(tp, "tp", low=1))
+    layout = layout or Layout()
     real_array(L, "context", low=0, unit="token")
     whole_array(k, "k", unit="token")
-    share = target.shard(ranks)
+    share = layout.shard(target)
+    stage = -(-target.n_layers // layout.pp) / target.n_layers  # of the layers, on the fullest
+    each = stage / layout.dp  # of what all sequences keep: a replica has its own
     candidates = k + 1 if drafter is None else float(drafter.rows(k))
     longest = L + candidates
     draft_weights = draft_kv = 0.0
     if drafter is not None and drafter.device is None:
-        own = ranks if drafter.tp is None else drafter.tp
+        own = replace(layout, tp=drafter.tp or layout.tp, pp=1)
         held = drafter.weights(target)
         if held is not None:
-            draft_weights = drafter.copies(k) * held.shard(own).weight_bytes
+            draft_weights = drafter.copies(k) * own.where_spread(held).shard(held).weight_bytes
         cached = drafter.cache(target)
         if cached is not None:
-            kept = cached.shard(own)
-            draft_kv = kept.kv_bytes(longest) + candidates * kept.state_bytes
+            kept = own.where_spread(cached).shard(cached)
+            draft_kv = (kept.kv_bytes(longest) + candidates * kept.state_bytes) / layout.dp
     return Memory(
-        target_weights=(1 - offload) * share.weight_bytes,
+        target_weights=(1 - offload) * stage * share.weight_bytes,
         draft_weights=draft_weights,
-        target_kv=share.kv_bytes(longest) + candidates * share.state_bytes,
+        target_kv=each * (share.kv_bytes(longest) + candidates * share.state_bytes),
         draft_kv=draft_kv,
         capacity=device.memory_capacity,
     )
@@ -116,7 +121,7 @@ def devices_needed(
     for tp in range(1, _most_heads(target) + 1):
         if not _divides(tp, target, drafter):
             continue
-        need = memory(device, target, drafter, k=k, L=L, tp=tp, offload=offload)
+        need = memory(device, target, drafter, k=k, L=L, layout=Layout(tp=tp), offload=offload)
         if need.total(batch) <= need.capacity:
             return tp
     return None

@@ -67,15 +67,16 @@ class Setup:
         if self.price is None or not tokens_per_second:
             return None
         hours = 1e6 / tokens_per_second / 3600
-        own = drafter_execution(self.execution, self.drafter).tp if self.drafter.device else 0
-        return hours * self.price * (self.execution.tp + own)
+        own = drafter_execution(self.execution, self.drafter) if self.drafter.device else None
+        devices = self.execution.layout.devices + (own.layout.devices if own else 0)
+        return hours * self.price * devices
 
     def joules_per_token(self, tokens_per_second: float) -> float | None:
         """Return the energy of a token at board power, an upper bound. [J]"""
         power = self.device.board_power
         if power is None or not tokens_per_second:
             return None
-        return power * self.execution.tp / tokens_per_second
+        return power * self.execution.layout.devices / tokens_per_second
 
     def round(self, batch: int, context: int, k: int) -> RoundTime:
         """Return the times of a round of k drafts."""
@@ -138,7 +139,7 @@ class Setup:
             drafter,
             k=k,
             L=context,
-            tp=self.execution.tp,
+            layout=self.execution.layout,
             offload=self.execution.offload,
         )
 

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.architectures import Architecture
-from specmodel.costs import Operator, gemm, pass_operators
-from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap, whole_array
-from specmodel.hardware import Device
+from specmodel.collectives import Fabric, collective_time
+from specmodel.costs import Layout, Operator, gemm, pass_operators
+from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap
+from specmodel.hardware import Device, Link
 
 Level = Literal["operators", "ideal"]
 Floats = NDArray[np.float64]
@@ -34,6 +35,10 @@ class Efficiency:
         Share of memory bandwidth and of peak FLOP/s that is reached. [-]
     p : float
         Sharpness of the roofline's knee; infinity is a hard maximum. [-]
+    t_link : float
+        Latency of one step of a collective inside a node. [s]
+    eta_link : float
+        Share of the interconnect's bandwidth that collectives reach. [-]
     basis : str
         Where the numbers come from.
     """
@@ -42,21 +47,29 @@ class Efficiency:
     eta_m: float
     eta_f: float
     p: float
+    t_link: float
+    eta_link: float
     basis: str
 
     def __post_init__(self) -> None:
         real_array(self.t_op, "t_op", low=0, unit="s")
-        for name, value in (("eta_m", self.eta_m), ("eta_f", self.eta_f)):
+        real_array(self.t_link, "t_link", low=0, unit="s")
+        for name in ("eta_m", "eta_f", "eta_link"):
+            value = getattr(self, name)
             real_array(value, name, low=0, high=1)
             if value == 0:
                 raise DomainError(f"{name} must be > 0; got 0")
         real_array(self.p, "p", low=1, finite=False)
 
 
-GENERIC = Efficiency(t_op=4e-6, eta_m=0.85, eta_f=0.75, p=2.5, basis="generic")
+GENERIC = Efficiency(
+    t_op=4e-6, eta_m=0.85, eta_f=0.75, p=2.5, t_link=5e-6, eta_link=0.5, basis="generic"
+)
 """What is assumed of a device that nobody has calibrated. Fixed in advance, fitted to nothing."""
 
-DATASHEET = Efficiency(t_op=0.0, eta_m=1.0, eta_f=1.0, p=np.inf, basis="datasheet")
+DATASHEET = Efficiency(
+    t_op=0.0, eta_m=1.0, eta_f=1.0, p=np.inf, t_link=0.0, eta_link=1.0, basis="datasheet"
+)
 """Perfect kernels: what the ideal level uses."""
 
 
@@ -65,6 +78,11 @@ class ExecutionOptions(TypedDict, total=False):
 
     level: Level
     tp: int
+    dp: int
+    pp: int
+    ep: bool
+    network: Link | None
+    devices_per_node: int
     kv_reread: float
     expert_overlap: float
     offload: float
@@ -79,8 +97,12 @@ class Execution:
     ----------
     level : {"operators", "ideal"}
         Which of the two models answers.
-    tp : int
-        Tensor-parallel degree.
+    tp, dp, pp, ep
+        Tensor, data and pipeline parallelism, and whether experts are spread; see
+        `specmodel.costs.Layout`.
+    network : Link or None
+        What joins nodes, the share of one device; needed by a deployment of several nodes.
+    devices_per_node : int
     kv_reread : float
         r in kappa_v = kappa (1 + r (W - 1)). [-]
     expert_overlap : float
@@ -94,6 +116,11 @@ class Execution:
 
     level: Level = "operators"
     tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: bool = False
+    network: Link | None = None
+    devices_per_node: int = 8
     kv_reread: float = 0.0
     expert_overlap: float = 0.0
     offload: float = 0.0
@@ -102,7 +129,12 @@ class Execution:
     def __post_init__(self) -> None:
         if self.level not in ("operators", "ideal"):
             raise DomainError(f"level must be operators or ideal; got {self.level!r}")
-        whole_array(self.tp, "tp", low=1)
+        layout = self.layout
+        if layout.devices > self.devices_per_node and self.network is None:
+            raise DomainError(
+                f"{layout.devices} devices are more than a node of {self.devices_per_node}: "
+                "say what network joins the nodes"
+            )
         real_array(self.kv_reread, "kv_reread", low=0, high=1)
         real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
         real_array(self.offload, "offload", low=0, high=1)
@@ -113,6 +145,12 @@ class Execution:
         if execution is not None and options:
             raise TypeError(f"give execution or {', '.join(options)}, not both")
         return execution or cls(**options)
+
+    @property
+    def layout(self) -> Layout:
+        """How the model is divided over devices."""
+        node = self.devices_per_node
+        return Layout(tp=self.tp, dp=self.dp, pp=self.pp, ep=self.ep, devices_per_node=node)
 
     @property
     def effective(self) -> Efficiency:
@@ -193,13 +231,13 @@ def pass_time(
     head_rows, fuse
         As in `specmodel.costs.pass_operators`.
     execution : Execution, optional
-        Level, tensor parallelism, KV rereading, efficiencies; or its fields as keywords.
+        Level, parallelism, KV rereading, efficiencies; or its fields as keywords.
 
     Raises
     ------
     DomainError
-        When an argument is out of range, `tp` does not divide the model, or the device lacks
-        the number format.
+        When an argument is out of range, the layout does not divide the model, or the device
+        lacks the number format.
 
     References
     ----------
@@ -219,7 +257,7 @@ def pass_time(
         B=B,
         W=W,
         L=L,
-        tp=how.tp,
+        layout=how.layout,
         kv_reread=how.kv_reread,
         expert_overlap=how.expert_overlap,
         head_rows=head_rows,
@@ -240,7 +278,7 @@ def _weight_seconds(device: Device, offload: float) -> float:
 def _ideal(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
     """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other.
 
-    Collectives are left out: the level stays a bound, and its closed forms hold at any tp.
+    Collectives are left out: the level stays a bound, and its closed forms hold in any layout.
     """
     each = _weight_seconds(device, how.offload)
     totals = _Totals(device, operators, DATASHEET, each, with_activations=False)
@@ -264,15 +302,16 @@ def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> Pa
     """Operators in sequence, each with its own overlap."""
     eff = how.effective
     each = _weight_seconds(device, how.offload)
+    fabric = _fabric(device, how)
     groups: dict[str, Floats] = {}
     for op in operators:
-        if op.kind == "collective":
-            busy = np.asarray(op.link_bytes) / (eff.eta_m * _link_bandwidth(device, how.tp))
+        if op.collective is not None:
+            time = collective_time(op.collective, op.link_bytes, op.ranks, fabric)
         else:
             moved = np.asarray(op.kv_bytes) + op.activation_bytes
             memory = (op.weight_bytes * each + moved / device.memory_bandwidth) / eff.eta_m
-            busy = p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
-        groups[op.group] = groups.get(op.group, 0.0) + op.count * (eff.t_op + busy)
+            time = eff.t_op + p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
+        groups[op.group] = groups.get(op.group, 0.0) + op.count * time
     totals = _Totals(device, operators, eff, each, with_activations=True)
     return totals.result(np.asarray(sum(groups.values())), groups)
 
@@ -287,10 +326,14 @@ def _arithmetic(device: Device, op: Operator) -> Floats:
     return np.asarray(op.flops) / device.flops(dtype)
 
 
-def _link_bandwidth(device: Device, tp: int) -> float:
-    if device.link is None:
-        raise DomainError(f"{device.name} has no interconnect: tp must be 1; got {tp}")
-    return device.link[1]
+def _fabric(device: Device, how: Execution) -> Fabric:
+    """Return what joins the devices: the interconnect at the share reached, the network as is."""
+    eff, link = how.effective, device.link
+    return Fabric(
+        link=link and Link(latency=eff.t_link, bandwidth=eff.eta_link * link[1]),
+        network=how.network,
+        devices_per_node=how.devices_per_node,
+    )
 
 
 def mean_pass(passes: Sequence[PassTime], weights: Sequence[ArrayLike]) -> PassTime:
@@ -445,8 +488,9 @@ def critical_batch(
     def at(batch: ArrayLike) -> PassTime:
         return pass_time(device, architecture, B=batch, W=W, L=L, execution=how)
 
-    unit = at(1.0)
-    slope = np.asarray(unit.compute - unit.rows, dtype=np.float64)
+    least = how.dp * how.pp  # from here on, rows are proportional to the batch
+    unit = at(least)
+    slope = np.asarray(unit.compute - unit.rows, dtype=np.float64) / least
     bound = slope > 0
     safe = np.where(bound, slope, 1.0)
     batch = np.broadcast_to(at(1e30).weights, slope.shape) / safe

@@ -86,17 +86,19 @@ def draft_time(
     DomainError
         When an argument is out of range or the drafter cannot be sharded.
     """
-    how = drafter_execution(Execution.of(execution, options), drafter)
+    target_how = Execution.of(execution, options)
+    how = drafter_execution(target_how, drafter)
+    batch = target_how.layout.of_stage(B)  # what a round of one micro-batch drafts for
     drafts = whole_array(k, "k", unit="token")
     groups: dict[str, Floats] = {}
     for one in drafter.passes(target, drafts):
         time = pass_time(
             drafter.device or device,
             one.architecture,
-            B=B,
+            B=batch,
             W=one.W,
             L=L,
-            execution=how,
+            execution=how if any(one.architecture.moe_layers()) else replace(how, ep=False),
             head_rows=one.head_rows,
             fuse=one.fuse,
         )
@@ -104,17 +106,17 @@ def draft_time(
             groups[group] = groups.get(group, np.float64(0.0)) + one.count * seconds
     groups["host"] = np.where(drafts > 0, drafter.host_time, 0.0)
     if drafter.link is not None:  # what was committed goes over, the drafts come back
-        size = real_array(B, "batch", low=0) * drafter.message_bytes(target, drafts)
+        size = batch * drafter.message_bytes(target, drafts)
         there_and_back = drafter.link.latency + drafter.link.time(size)
         groups["link"] = np.where(drafts > 0, there_and_back, 0.0)
     return groups
 
 
 def drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
-    """Return how the drafter's passes run: its own degree, nothing offloaded."""
+    """Return how the drafter's passes run: its own degree, nothing offloaded, in one stage."""
     alone = drafter.device is not None
     own = (1 if alone else execution.tp) if drafter.tp is None else drafter.tp
-    return replace(execution, tp=own, offload=0.0)
+    return replace(execution, tp=own, pp=1, offload=0.0)
 
 
 def round_time(

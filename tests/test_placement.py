@@ -10,7 +10,7 @@ import pytest
 
 import specmodel as sm
 from specmodel.cli import main
-from specmodel.drafters import Link
+from specmodel.hardware import Link
 from specmodel.memory import memory
 from specmodel.speculation import context_where_kv_passes_weights, round_time
 

@@ -115,9 +115,9 @@ def test_tensor_parallel_point() -> None:
     B, L, tp = 16, 2048, 2
     how = sm.Execution(tp=tp)
     (p,) = predict(make(execution=how, batches=(B,), contexts=(L,), k=2)).points
-    t_op, eta = 4e-6, 0.85
-    reduce = 65 * (t_op + 2 * (tp - 1) / tp * B * 4096 * 2 / (eta * 4.5e11))
-    gather = t_op + (tp - 1) / tp * B * 128_256 * 2 / (eta * 4.5e11)
+    step, eta = 5e-6, 0.5
+    reduce = 65 * (step + (tp - 1) * B * 4096 * 2 / (eta * 4.5e11))  # one step each
+    gather = step + (tp - 1) / tp * B * 128_256 * 2 / (eta * 4.5e11)
     groups = sm.pass_time(H100, LLAMA, B=B, L=L, execution=how).groups
     assert float(groups["collectives"]) == pytest.approx(reduce + gather, rel=1e-12)
     alone = predict(make(execution=sm.Execution(), batches=(B,), contexts=(L,), k=2)).points[0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import specmodel as sm
 from specmodel.acceptance import expected_tokens
 from specmodel.architectures import from_dict
+from specmodel.costs import Layout
 from specmodel.drafters import KINDS, Drafter
 from specmodel.memory import devices_needed, memory
 from specmodel.speculation import (
@@ -247,7 +248,7 @@ def test_a_drafter_with_its_own_tensor_parallel_degree() -> None:
     reference = round_time(H100, LLAMA, alone, B=1, k=4, L=1000)
     assert float(single.T_d) == float(reference.T_d)
     assert float(single.T_p) == float(shared.T_p) != float(reference.T_p)
-    assert memory(H100, LLAMA, alone, k=4, tp=4).draft_weights == 2 * 1_235_814_400
+    assert memory(H100, LLAMA, alone, k=4, layout=Layout(tp=4)).draft_weights == 2 * 1_235_814_400
 
 
 def test_devices_needed() -> None:

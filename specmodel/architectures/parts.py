@@ -418,8 +418,8 @@ class MLP:
             role="mlp",
         )
 
-    def shard(self, tp: int) -> MLP:
-        """Return one rank's share."""
+    def shard(self, tp: int, expert_ranks: int | None = None) -> MLP:
+        """Return one rank's share; there are no experts to spread."""
         return replace(self, width=_divide(self.width, tp, "feed-forward width"))
 
 
@@ -440,6 +440,8 @@ class MoE:
         Router and experts have biases (gpt-oss).
     extra_params : int
         Parameters of the layer besides: routing corrections, scales.
+    ranks : int
+        Devices that the routed experts are spread over, whole ones, in equal numbers.
     """
 
     experts: int
@@ -450,6 +452,7 @@ class MoE:
     gated: bool = True
     bias: bool = False
     extra_params: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.experts:
@@ -459,6 +462,11 @@ class MoE:
     def kind(self) -> str:
         """The usual name of the variant."""
         return f"MoE {self.experts} top-{self.top_k}"
+
+    @property
+    def held(self) -> int:
+        """Routed experts that one device keeps."""
+        return self.experts // self.ranks
 
     @property
     def matrices(self) -> int:
@@ -491,13 +499,14 @@ class MoE:
         if self.shared_gate:
             yield Linear(name="shared gate", inputs=hidden, outputs=1, role="router")
 
-    def shard(self, tp: int) -> MoE:
-        """Return one rank's share: every expert's width is split."""
-        return replace(
-            self,
-            width=_divide(self.width, tp, "expert width"),
-            shared_width=_divide(self.shared_width, tp, "shared expert width"),
-        )
+    def shard(self, tp: int, expert_ranks: int | None = None) -> MoE:
+        """Return one rank's share: every expert's width is split, or whole experts are spread."""
+        shared = _divide(self.shared_width, tp, "shared expert width")
+        if expert_ranks is not None:
+            _divide(self.experts, expert_ranks, "experts", flag="tp x dp")
+            return replace(self, shared_width=shared, ranks=expert_ranks)
+        width = _divide(self.width, tp, "expert width")
+        return replace(self, width=width, shared_width=shared)
 
 
 Mixer = Attention | LatentAttention | Recurrent
@@ -507,10 +516,11 @@ FeedForward = MLP | MoE
 _MOST_RANKS = 64  # that an error message suggests
 
 
-def _divide(width: int, tp: int, what: str) -> int:
+def _divide(width: int, tp: int, what: str, flag: str = "tp") -> int:
     if width % tp:
-        near = ", ".join(str(n) for n in range(2, min(width, _MOST_RANKS) + 1) if width % n == 0)
-        raise DomainError(f"tp must divide the {width} {what}; got {tp} ({near or 'none'} would)")
+        would = [str(n) for n in range(2, min(width, _MOST_RANKS) + 1) if width % n == 0]
+        near = ", ".join(would) or "none"
+        raise DomainError(f"{flag} must divide the {width} {what}; got {tp} ({near} would)")
     return width // tp
 
 

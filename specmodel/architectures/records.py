@@ -58,12 +58,12 @@ class Layer:
                 kept = linear.role in self.unquantised
                 yield replace(linear, role="kept") if kept else linear
 
-    def shard(self, tp: int) -> Layer:
-        """Return one rank's share under tensor parallelism."""
+    def shard(self, tp: int, expert_ranks: int | None = None) -> Layer:
+        """Return one rank's share under tensor parallelism, experts spread where asked."""
         return replace(
             self,
             mixer=self.mixer and self.mixer.shard(tp),
-            mlp=self.mlp and self.mlp.shard(tp),
+            mlp=self.mlp and self.mlp.shard(tp, expert_ranks),
         )
 
 
@@ -223,7 +223,7 @@ class Architecture:
         hidden = self.hidden_size
         return sum(
             count
-            * (moe.top_k if active else moe.experts)
+            * (moe.top_k if active else moe.held)
             * (moe.expert_weights(hidden) + moe.expert_biases(hidden))
             for moe, _, count in self.moe_layers()
         )
@@ -326,8 +326,7 @@ class Architecture:
         """Bytes that the weights take in memory."""
         total = sum(n * self.linear_bytes(linear) for linear, n in self._linears())
         total += sum(
-            n * moe.experts * sum(self.expert_bytes(moe, role))
-            for moe, role, n in self.moe_layers()
+            n * moe.held * sum(self.expert_bytes(moe, role)) for moe, role, n in self.moe_layers()
         )
         biases = sum(n * linear.bias for linear, n in self._linears())
         total += (self.vector_params - biases + self.position_params) * BYTES[self.dtype]
@@ -365,18 +364,21 @@ class Architecture:
 
     # -- variants ------------------------------------------------------------------------
 
-    def shard(self, tp: int) -> Architecture:
+    def shard(self, tp: int, expert_ranks: int | None = None) -> Architecture:
         """Return one rank's share under tensor parallelism of degree `tp`.
+
+        Routed experts are sliced as everything else is, or with `expert_ranks` kept whole and
+        spread over so many devices.
 
         Raises
         ------
         DomainError
-            When the heads or a feed-forward width cannot be divided.
+            When the heads, a feed-forward width or the experts cannot be divided.
         """
-        if tp == 1:
+        if tp == 1 and expert_ranks is None:
             return self
         try:
-            layers = tuple((layer.shard(tp), count) for layer, count in self.layers)
+            layers = tuple((layer.shard(tp, expert_ranks), n) for layer, n in self.layers)
         except DomainError as error:
             raise DomainError(f"{self.name}: {error}") from None
         return replace(

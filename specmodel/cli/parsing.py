@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from specmodel.errors import DomainError
+from specmodel.hardware import Link
 from specmodel.units import parse_count
 
 _RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
@@ -86,6 +87,25 @@ def parse_rates(text: str) -> tuple[float, ...]:
         When a part is not a number.
     """
     return tuple(parse_number(part, name="acceptance rates") for part in text.split(","))
+
+
+def parse_link(text: str, *, name: str) -> Link:
+    """Read a latency in microseconds and a bandwidth in GB/s.
+
+    Raises
+    ------
+    DomainError
+        When the text is not two numbers, the second above 0.
+
+    Examples
+    --------
+    >>> parse_link("5,50", name="network")
+    Link(latency=5e-06, bandwidth=50000000000.0)
+    """
+    parts = [parse_number(part, name=name) for part in text.split(",")]
+    if len(parts) != 2:
+        raise DomainError(f"{name} must be LATENCY_US,BANDWIDTH_GB_PER_S; got {text!r}")
+    return Link(latency=parts[0] / 1e6, bandwidth=parts[1] * 1e9)
 
 
 def optional(parse: Callable[..., Value], text: str | None, *, name: str) -> Value | None:

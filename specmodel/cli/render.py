@@ -177,7 +177,7 @@ def _capacity(request: Request, answer: Answer) -> str:
         need = answer.devices_needed
         more = f"{need} would (--tp {need})" if need else "no --tp that divides it would"
         size = f"{setup.device.memory_capacity / 1e9:.0f} GB"
-        return f"{setup.execution.tp} device(s) of {size} cannot hold it; {more}"
+        return f"{setup.execution.layout.devices} device(s) of {size} cannot hold it; {more}"
     text = f"largest batch that fits: {plain.batch} plain ({plain.tokens_per_second:.0f} tok/s)"
     if request.setup.k == 0:
         return text
@@ -214,14 +214,21 @@ def _assumptions(out: Out, request: Request, result: Prediction) -> None:
     hit = f", hit rate {inputs['hit_rate']:g}" if inputs["hit_rate"] < 1 else ""
     out.line(
         f"  acceptance {inputs['acceptance']}{hit}; k {inputs['k']} (up to {inputs['k_max']}); "
-        f"tp {inputs['tp']}; dtype {inputs['dtype']}, weights {inputs['weights']}, "
+        f"{_layout(inputs)}; dtype {inputs['dtype']}, weights {inputs['weights']}, "
         f"KV {inputs['kv_dtype']}; KV reread R = {inputs['kv_reread']:g}; "
         f"expert overlap {inputs['expert_overlap']:g}"
     )
     link = request.setup.device.link
-    if request.setup.execution.tp > 1 and link is not None:
-        used = "left out at the ideal level" if inputs["level"] == "ideal" else f"over {link[0]}"
-        out.line(f"  all-reduces {used}, {link[1] / 1e9:.0f} GB/s a direction")
+    if inputs["devices"] > 1 and link is not None:
+        if inputs["level"] == "ideal":
+            out.line("  collectives left out at the ideal level")
+        else:
+            e, network = request.setup.execution.effective, inputs["network"]
+            away = f"; between nodes {network} us, GB/s" if network else ""
+            out.line(
+                f"  collectives over {link[0]}, {e.eta_link:g} of {link[1] / 1e9:.0f} GB/s a "
+                f"direction and {e.t_link * 1e6:g} us a step{away}"
+            )
     out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
     if request.setup.execution.level == "operators":
         e = request.setup.execution.effective
@@ -231,6 +238,12 @@ def _assumptions(out: Out, request: Request, result: Prediction) -> None:
         )
     for text in result.warnings:
         out.line(f"  note: {text}")
+
+
+def _layout(inputs: Mapping[str, Any]) -> str:
+    """Return the degrees of parallelism that are in use."""
+    degrees = [f"{name} {inputs[name]}" for name in ("dp", "pp") if inputs[name] > 1]
+    return ", ".join([f"tp {inputs['tp']}", *degrees, *(["ep"] if inputs["ep"] else [])])
 
 
 def _chosen(count: int) -> Iterable[int]:

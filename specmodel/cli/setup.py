@@ -12,11 +12,12 @@ from specmodel.architectures import NO_DTYPE, Architecture, load_model
 from specmodel.cli.parsing import (
     optional,
     parse_counts,
+    parse_link,
     parse_number,
     parse_rates,
     parse_whole,
 )
-from specmodel.drafters import Drafter, DraftModel, Link, Parallel
+from specmodel.drafters import Drafter, DraftModel, Parallel
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import DomainError, whole_array
 from specmodel.hardware import Device, load_device, read_device
@@ -89,6 +90,11 @@ def build(options: dict[str, Any]) -> Request:
     execution = Execution(
         level=options["level"],
         tp=parse_whole(options["tp"], name="tp"),
+        dp=parse_whole(options["dp"], name="dp"),
+        pp=parse_whole(options["pp"], name="pp"),
+        devices_per_node=parse_whole(options["devices_per_node"], name="devices_per_node"),
+        ep=options["ep"],
+        network=optional(parse_link, options["network"], name="network"),
         kv_reread=parse_number(options["kv_reread"], name="kv_reread"),
         expert_overlap=parse_number(options["expert_overlap"], name="expert_overlap"),
         offload=parse_number(options["offload"], name="offload"),
@@ -121,6 +127,12 @@ def build(options: dict[str, Any]) -> Request:
         "batch": list(setup.batches),
         "context": list(setup.contexts),
         "tp": execution.tp,
+        "dp": execution.dp,
+        "pp": execution.pp,
+        "ep": execution.ep,
+        "devices": execution.layout.devices,
+        "network": options["network"],
+        "devices_per_node": execution.devices_per_node,
         "draft_tp": drafter_execution(execution, drafter).tp,
         "dtype": target.dtype,
         "weights": target.weight_dtype,
@@ -174,13 +186,10 @@ def _placed(drafter: Drafter, options: dict[str, Any]) -> Drafter:
         return drafter
     if options["link"] is None:
         raise DomainError("--draft-gpu needs --link LATENCY_US,BANDWIDTH_GB_PER_S")
-    parts = [parse_number(part, name="link") for part in options["link"].split(",")]
-    if len(parts) != 2:
-        raise DomainError(f"link must be LATENCY_US,BANDWIDTH_GB_PER_S; got {options['link']!r}")
     return replace(
         drafter,
         device=load_device(options["draft_gpu"]),
-        link=Link(latency=parts[0] * 1e-6, bandwidth=parts[1] * 1e9),
+        link=parse_link(options["link"], name="link"),
         overlapped=options["overlap"],
     )
 
