@@ -150,17 +150,18 @@ def _numbers(setup: Setup, k: int) -> _Numbers:
     batch, context = setup.batches[0], setup.contexts[0]
     times, following = (shown.round(batch, context, n) for n in (k, k + 1))
     decode, bandwidth = times.decode, setup.device.memory_bandwidth
-    share = setup.target.shard(ideal.tp)
+    share = ideal.layout.shard(setup.target)
+    here = float(ideal.layout.of_replica(batch))  # sequences that a device works on at a time
     stored = share.weight_bytes / share.total_params
     values = {
-        sy.B: float(batch),
+        sy.B: here,
         sy.W: float(setup.drafter.rows(k)),
         sy.s: stored,
         sy.N: float(decode.weights) * bandwidth / stored,
         sy.M: bandwidth,
         sy.F: float(decode.flops / decode.compute),
-        sy.c: float(decode.flops) / batch,
-        sy.kappa: float(decode.rows) * bandwidth / batch,
+        sy.c: float(decode.flops) / here,
+        sy.kappa: float(decode.rows) * bandwidth / here,
         sy.r: ideal.kv_reread,
     }
     return _Numbers(setup=shown, times=times, following=following, values=values)
@@ -179,6 +180,12 @@ def _values(number: _Numbers) -> list[str]:
         sy.M: "B/s, memory bandwidth",
     }
     lines = [f"   {symbol} = {number.values[symbol]:.6g} {text}" for symbol, text in texts.items()]
+    how = number.setup.execution
+    if how.dp * how.pp > 1:
+        lines.append(
+            f"   B = {number.values[sy.B]:g} sequences that a device works on at a time (dp "
+            f"{how.dp}, pp {how.pp})"
+        )
     ratio = number.values[sy.F] / number.values[sy.M]
     return [*lines, f"   rho = F / M = {ratio:.6g} FLOP/B"]
 
@@ -196,7 +203,7 @@ def _states(number: _Numbers) -> list[str]:
     moved = float(number.times.verify.rows) * number.setup.device.memory_bandwidth
     return [
         "   (a recurrent state is read once and written for each of the W positions, so here",
-        f"   kappa_v = {moved / number.setup.batches[0]:.6g}: the numbers hold it, the form not)",
+        f"   kappa_v = {moved / number.values[sy.B]:.6g}: the numbers hold it, the form not)",
     ]
 
 
@@ -214,6 +221,8 @@ def _critical(number: _Numbers) -> list[str]:
         f"   {name} = " + (f"{star:.6g}" if np.isfinite(star) else never)
         for name, star in (("B_v*", verify), ("B_p*", decode))
     ]
+    if (split := number.setup.execution.dp * number.setup.execution.pp) > 1:
+        lines.append(f"   (of all sequences, {split} times what the form gives for one device)")
     if number.setup.target.routed_expert_params:
         lines.append("   (N depends on the rows of the pass for an MoE, so these are roots)")
     return lines
