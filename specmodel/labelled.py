@@ -22,7 +22,7 @@ from specmodel.speculation import mean_width, regime, round_time, tokens_per_rou
 if TYPE_CHECKING:
     import xarray as xr
 
-_VARIABLES = {
+VARIABLES = {
     "T_p": ("B L", "s", "plain decode step"),
     "T_v": ("B k L", "s", "verification pass"),
     "T_d": ("B k L", "s", "producing the drafts"),
@@ -194,7 +194,7 @@ def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
 
 def _variable(name: str, value: ArrayLike, sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """Return an xarray variable over its own dimensions, from an array over B, k, L and alpha."""
-    dims, units, long_name = _VARIABLES[name]
+    dims, units, long_name = VARIABLES[name]
     array = np.asarray(value)
     array = array.reshape(array.shape + (1,) * (len(sizes) - array.ndim)) if array.ndim else array
     own = dims.split()

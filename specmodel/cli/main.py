@@ -1,4 +1,4 @@
-"""``specmodel``: predict, compare, explain, list, show."""
+"""``specmodel``: predict, compare, sweep, explain, list, show."""
 
 from __future__ import annotations
 
@@ -141,6 +141,26 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
 
         save(comparison_figure(result), plot)
     write(text)
+
+
+@cli.command()
+@_setup_options
+@click.option("-o", "--output", required=True, metavar="FILE", help=".zarr, .nc, .parquet, .csv")
+@click.option("--variables", metavar="LIST", help="Such as S,k_star,T_v [times, G, S, the best].")
+@click.option("--workers", default="1", show_default=True, metavar="N", help="Local processes.")
+@click.option("--cluster", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished file.")
+def sweep(output: str, variables: str | None, **options: Any) -> None:
+    """Evaluate every combination of lists into a file; the same command resumes it.
+
+    Every option takes a list (those whose values have commas: separated by semicolons), alpha
+    also FIRST:LAST:STEP. Options with several values become axes of the file.
+    """
+    from specmodel.cli.output import write
+    from specmodel.cli.sweep import run_sweep
+
+    how = {name: options.pop(name) for name in ("workers", "cluster", "overwrite")}
+    write(run_sweep(options, output=output, variables=variables, **how))
 
 
 @cli.command()
