@@ -7,8 +7,8 @@ tokens of context; the new tokens are left out of the context. Everything is per
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -28,7 +28,7 @@ from specmodel.collectives import Collective
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
-Kind = Literal["gemm", "attention", "experts", "elementwise", "collective"]
+Kind = Literal["gemm", "attention", "mla", "index", "state", "experts", "elementwise", "collective"]
 Floats = NDArray[np.float64]
 Numbers = float | Floats
 
@@ -43,6 +43,8 @@ class Operator:
         Which operator; which family of kernels it belongs to.
     count : float or ndarray
         How often it runs in the pass. [-]
+    launches : int
+        Kernels that one run takes. [-]
     flops : float or ndarray
         FLOPs of one run; elementwise work is not counted. [FLOP]
     weight_bytes, kv_bytes, activation_bytes, link_bytes : float or ndarray
@@ -53,6 +55,10 @@ class Operator:
     compute_dtype, else_dtype : str or None
         Format the multiplications run in (None: there are none), and the one to take on
         devices without arithmetic for it (None: they cannot run it).
+    dtype : str
+        Format that measurements of it are filed by: of the weights, or of the KV cache.
+    shape : mapping of str to float or ndarray
+        What a fitted form of its kind needs besides (see `specmodel.forms`).
     group : str
         The heading it is reported under.
     """
@@ -61,6 +67,7 @@ class Operator:
     kind: Kind
     group: str
     count: Numbers = 1.0
+    launches: int = 1
     flops: Numbers = 0.0
     weight_bytes: Numbers = 0.0
     kv_bytes: Numbers = 0.0
@@ -70,6 +77,8 @@ class Operator:
     ranks: int = 1
     compute_dtype: str | None = None
     else_dtype: str | None = None
+    dtype: str = ""
+    shape: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +340,8 @@ def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: st
         activation_bytes=rows * (inputs + outputs) * BYTES[a.dtype],
         compute_dtype=dtype,
         else_dtype=other,
+        dtype=_stored(a, linear.role),
+        shape={"m": rows, "n": linear.outputs, "k": linear.inputs, "copies": linear.copies},
     )
 
 
@@ -350,6 +361,12 @@ def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
     if stored in _ARITHMETIC:
         return _ARITHMETIC[stored], a.dtype
     return stored, None
+
+
+def _stored(a: Architecture, role: str) -> str:
+    """Return the format a matrix is kept in."""
+    quantised = a.quantisation is not None and role in a.quantisation.roles
+    return a.quantisation.dtype if quantised and a.quantisation is not None else a.dtype
 
 
 def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
@@ -378,7 +395,7 @@ def _attention(
         index = attention.index_heads * attention.index_dim
         yield Operator(
             name="index scores",
-            kind="attention",
+            kind="index",
             group="attention",
             count=count,
             flops=2.0 * rows * context * index,
@@ -388,13 +405,22 @@ def _attention(
         )
     yield Operator(
         name="attention",
-        kind="attention",
+        kind="mla" if isinstance(attention, LatentAttention) else "attention",
         group="attention",
         count=count,
         flops=rows * (seen if attention.window else read) * attention.flops_per_pair,
         kv_bytes=batch * read * cached * again,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
+        dtype=a.kv_dtype,
+        shape={
+            "batch": batch,
+            "kv_heads": getattr(attention, "kv_heads", 1),
+            "heads": attention.heads,
+            "width": width,
+            "context": read,
+            "kv_read_once": batch * read * cached,
+        },
     )
 
 
@@ -404,7 +430,7 @@ def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Oper
     moved = mixer.query_width + mixer.output_width
     return Operator(
         name="state update",
-        kind="attention",
+        kind="state",
         group="state",
         count=count,
         flops=sizes.rows * float(mixer.flops_per_row),
@@ -417,36 +443,43 @@ def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Oper
 def _experts(
     a: Architecture, layer: Layer, moe: MoE, count: int, sizes: _Sizes
 ) -> Iterator[Operator]:
-    """Routed experts, each touched one's weights read once, and the shared expert's activation."""
+    """Routed experts, each touched one's weights read once, and the shared expert's activation.
+
+    The routed ones are one operator of four kernels: gate and up, activation, down, combine.
+    """
     value, hidden = BYTES[a.dtype], a.hidden_size
     rows = sizes.rows
     pairs = sizes.everyone * sizes.width * moe.top_k / moe.ranks
     touched = experts_touched(moe.experts, moe.top_k, sizes.routed) / moe.ranks
-    ups = moe.matrices - 1
+    weights = sum(a.expert_bytes(moe, layer.expert_role))
     dtype, other = _multiplied_in(a, layer.expert_role)
-    for name, weights, elements, moved in zip(
-        ("experts gate and up", "experts down"),
-        a.expert_bytes(moe, layer.expert_role),
-        (ups * hidden * moe.width, hidden * moe.width),
-        (hidden + ups * moe.width, moe.width + hidden),
-        strict=True,
-    ):
-        yield Operator(
-            name=name,
-            kind="experts",
-            group="experts",
-            count=count,
-            flops=2.0 * pairs * elements,
-            weight_bytes=touched * weights,
-            activation_bytes=pairs * moved * value,
-            compute_dtype=dtype,
-            else_dtype=other,
-        )
-    yield _activation(a, count, pairs, moe.width)
+    moved = (moe.matrices + 3) * moe.width + 3 * hidden  # in and out of the four, a routed row
+    yield Operator(
+        name="routed experts",
+        kind="experts",
+        group="experts",
+        count=count,
+        launches=4,
+        flops=2.0 * pairs * moe.expert_weights(hidden),
+        weight_bytes=touched * weights,
+        activation_bytes=(pairs * moved + rows * hidden) * value,
+        compute_dtype=dtype,
+        else_dtype=other,
+        dtype=_stored(a, layer.expert_role),
+        shape={
+            "m": sizes.everyone * sizes.width,
+            "top_k": moe.top_k,
+            "experts": moe.experts,
+            "ranks": moe.ranks,
+            "touched": touched,
+            "hidden": hidden,
+            "width": moe.width,
+            "weight_bytes": weights,
+        },
+    )
     if moe.shared_width:
         yield _activation(a, count, rows, moe.shared_width)
     yield _elementwise("top-k", count, rows * moe.experts * value)
-    yield _elementwise("combine", count, (pairs + rows) * hidden * value)
 
 
 def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Operator:

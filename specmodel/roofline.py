@@ -310,7 +310,9 @@ def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> Pa
         else:
             moved = np.asarray(op.kv_bytes) + op.activation_bytes
             memory = (op.weight_bytes * each + moved / device.memory_bandwidth) / eff.eta_m
-            time = eff.t_op + p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
+            time = op.launches * eff.t_op + p_norm(
+                memory, _arithmetic(device, op) / eff.eta_f, eff.p
+            )
         groups[op.group] = groups.get(op.group, 0.0) + op.count * time
     totals = _Totals(device, operators, eff, each, with_activations=True)
     return totals.result(np.asarray(sum(groups.values())), groups)

@@ -85,10 +85,10 @@ def test_experts_spread_over_replicas() -> None:
     B, W, dp = 32, 3, 8
     operators = pass_operators(MOE, B=B, W=W, layout=Layout(dp=dp, ep=True))
     by_name = {op.name: op for op in operators}
-    up = by_name["experts gate and up"]
+    routed = by_name["routed experts"]
     touched = float(experts_touched(128, 8, B * W)) / dp
-    assert float(up.weight_bytes) == pytest.approx(touched * 2 * 2048 * 768 * 2, rel=1e-12)
-    assert float(up.flops) == pytest.approx(2 * B * W * 8 / dp * 2 * 2048 * 768, rel=1e-12)
+    assert float(routed.weight_bytes) == pytest.approx(touched * 3 * 2048 * 768 * 2, rel=1e-12)
+    assert float(routed.flops) == pytest.approx(2 * B * W * 8 / dp * 3 * 2048 * 768, rel=1e-12)
     exchange = by_name["all-to-all"]
     assert exchange.count == 2 * 48
     assert exchange.ranks == 8
