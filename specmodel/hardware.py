@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike, NDArray
 
+from specmodel.calibration import Calibration, calibration
 from specmodel.dtypes import BYTES
 from specmodel.errors import (
     DomainError,
@@ -28,6 +29,7 @@ from specmodel.errors import (
     did_you_mean,
     real_array,
 )
+from specmodel.forms import Rates
 
 _RATE_DTYPES = (*BYTES, "fp4")
 _SCALARS = {
@@ -39,7 +41,8 @@ _SCALARS = {
     "pcie_bandwidth": False,
     "board_power": False,
 }
-_TOP = {"schema", "name", "title", "vendor", "family", "aliases", "status", "sources", "datasheet"}
+_TOP = {"schema", "name", "title", "vendor", "family", "sources", "datasheet"}
+_OPTIONAL = {"aliases", "status", "calibration"}
 _STATUS = ("released", "announced")
 _VALUE = {"value", "quoted", "note", "source"}
 _SCHEMA = 1
@@ -97,6 +100,8 @@ class Device:
         ``released``, or ``announced`` where the figures are the maker's ahead of the product.
     sources : mapping of str to str
         Field to the citation of its value.
+    calibration : Calibration or None
+        What was measured on it.
     """
 
     name: str
@@ -114,6 +119,7 @@ class Device:
     aliases: tuple[str, ...] = ()
     status: str = "released"
     sources: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @property
     def label(self) -> str:
@@ -136,6 +142,22 @@ class Device:
     def rho(self, dtype: str) -> float:
         """Return F / M, the FLOPs per byte at which arithmetic and memory balance. [FLOP/B]"""
         return self.flops(dtype) / self.memory_bandwidth
+
+    def rates(self, dtype: str) -> Rates:
+        """Return what a form needs to know of the device, arithmetic in a number format.
+
+        Raises
+        ------
+        DomainError
+            When the device has no rate for that format.
+        """
+        return Rates(
+            bandwidth=self.memory_bandwidth,
+            flops=self.flops(dtype),
+            multiprocessors=self.multiprocessors,
+            l2=self.l2_cache,
+            link=None if self.link is None else self.link[1],
+        )
 
     @property
     def link(self) -> tuple[str, float] | None:
@@ -294,12 +316,13 @@ def device_yaml(device: Device) -> str:
         "status": device.status,
         "sources": {name: dict(zip(parts, s, strict=True)) for s, name in keys.items()},
         "datasheet": sheet,
+        **({"calibration": device.calibration.record()} if device.calibration else {}),
     }
     return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _device(record: Any, where: str) -> Device:
-    _keys(record, _TOP, where, optional={"aliases", "status"})
+    _keys(record, _TOP | _OPTIONAL, where, optional=_OPTIONAL)
     if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
         raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {record['schema']!r}")
     for key in ("name", "title", "vendor", "family"):
@@ -342,6 +365,9 @@ def _device(record: Any, where: str) -> Device:
         peak_flops={dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()},
         **scalars,
         sources=sources,
+        calibration=calibration(record["calibration"], f"{where}: calibration")
+        if "calibration" in record
+        else None,
     )
 
 

@@ -1,0 +1,337 @@
+"""Measurement table -> calibrated numbers: robust least squares on the logarithm of time.
+
+Parameters are fitted as logarithms with weak priors; what the table cannot tell is pinned and
+said so. Errors are those of whole shapes left out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from specmodel.calibration import Errors, FittedOperator, log_gradient, rounded
+from specmodel.errors import FitError
+from specmodel.forms import Features, Floats, Form, Rates
+
+FOLDS = 5
+"""Parts that the shapes are divided into for held-out errors."""
+
+MOST = 8
+"""Numbers fitted for one operator and number format, at most."""
+
+_UNKNOWN = 0.6  # of its prior's width: a parameter known no better than this is pinned
+_UNMOVED = 0.1  # of its prior's width: the table did not move it
+_NORMAL_90 = 1.6448536269514722
+_NOISE_FLOOR = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured:
+    """Timed rows of one operator in one number format.
+
+    Attributes
+    ----------
+    features : mapping of str to ndarray
+        As the operator's form takes them.
+    seconds : ndarray
+        [s]
+    groups : ndarray
+        Which shape each row is of; shapes are left out whole.
+    rates : Rates
+        Of the device the rows were timed on.
+    """
+
+    features: Mapping[str, Floats]
+    seconds: Floats
+    groups: NDArray[np.intp]
+    rates: Rates
+
+    def part(self, rows: NDArray[np.bool_]) -> Measured:
+        """Return some of the rows."""
+        return Measured(
+            features={key: value[rows] for key, value in self.features.items()},
+            seconds=self.seconds[rows],
+            groups=self.groups[rows],
+            rates=self.rates,
+        )
+
+    def log_ratio(self, form: Form, values: Mapping[str, float]) -> Floats:
+        """Return the logarithm of predicted over measured time."""
+        return np.asarray(np.log(form.seconds(self.features, self.rates, values) / self.seconds))
+
+
+@dataclass(slots=True)
+class _State:
+    """A fit in progress: every value, which are free, and why the others are not."""
+
+    values: dict[str, float]
+    free: list[str]
+    pinned: dict[str, str]
+    noise: float = 0.1
+
+
+def fit_operator(
+    form: Form, data: Measured, *, pin: Mapping[str, float] | None = None
+) -> FittedOperator:
+    r"""Fit a form to measurements.
+
+    Minimises the soft-L1 loss of :math:`\log(T_{predicted} / T_{measured})` over its robust
+    standard deviation, plus the priors. The covariance is that of an M-estimator, widened by the
+    correlation of residuals within a shape. A parameter whose posterior is nearly as wide as its
+    prior, or that the table pushes to a bound, is pinned.
+
+    Parameters
+    ----------
+    form : Form
+    data : Measured
+    pin : mapping of str to float, optional
+        Parameters to hold at a value, beside those of the form that are constants.
+
+    Raises
+    ------
+    FitError
+        When there are fewer rows than parameters would need, or the fit does not converge.
+
+    References
+    ----------
+    .. [1] Huber, Ronchetti, Robust Statistics, 2nd ed., 2009, chapter 7.
+    """
+    n = data.seconds.size
+    if n < 2:
+        raise FitError(f"{form.operator}: {n} rows are too few to fit")
+    best: tuple[float, _State] | None = None
+    for choice in form.choices or ({},):
+        state = _start(form, choice, pin or {})
+        _settle(form, data, state)
+        off = float(np.mean(np.abs(data.log_ratio(form, state.values))))
+        if best is None or off < best[0]:
+            best = off, state
+    if best is None:
+        raise FitError(f"{form.operator}: nothing was fitted")
+    state = best[1]
+    covariance = _identify(form, data, state)
+    names = tuple(state.free)
+    values = {name: rounded(value) for name, value in state.values.items()}
+    spread = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
+    held = held_out(form, data, state.values, names, noise=state.noise)
+    in_sample = data.log_ratio(form, values)
+    return FittedOperator(
+        form=form.name,
+        n=n,
+        values=values,
+        errors={name: rounded(values[name] * spread[name]) for name in names},
+        pinned=state.pinned,
+        names=names,
+        covariance=tuple(tuple(rounded(x) for x in row) for row in covariance),
+        residual=rounded(_wide_noise(in_sample if held is None else held, len(names))),
+        in_sample=Errors.of(in_sample),
+        held_out=None if held is None else Errors.of(held),
+        ranges={
+            key: (rounded(float(np.min(x))), rounded(float(np.max(x))))
+            for key, x in data.features.items()
+        },
+    )
+
+
+def held_out(
+    form: Form,
+    data: Measured,
+    values: Mapping[str, float],
+    names: Sequence[str],
+    *,
+    noise: float,
+    folds: int = FOLDS,
+) -> Floats | None:
+    """Return the log ratio of predicted to measured time, each shape predicted without itself.
+
+    Shapes are divided at random (one fixed draw) into `folds` parts; None where they are fewer
+    than two.
+    """
+    shapes = np.unique(data.groups)
+    if shapes.size < 2:
+        return None
+    order = np.random.default_rng(0).permutation(shapes)
+    part = np.empty(shapes.max() + 1, dtype=np.intp)
+    part[order] = np.arange(shapes.size) % min(folds, shapes.size)
+    fold = part[data.groups]
+    ratio = np.empty(data.seconds.size)
+    for number in range(fold.max() + 1):
+        state = _State(values=dict(values), free=list(names), pinned={}, noise=noise)
+        _solve(form, data.part(fold != number), state)
+        ratio[fold == number] = data.part(fold == number).log_ratio(form, state.values)
+    return ratio
+
+
+def predictive_interval(
+    fit: FittedOperator, features: Features, rates: Rates, *, level: float = 0.9
+) -> tuple[Floats, Floats]:
+    """Return the interval that holds a measured time with probability `level`. [s]
+
+    The parameters' covariance and the spread of residuals about the form, both in log time.
+    """
+    from scipy.special import ndtri
+
+    middle = fit.seconds(features, rates)
+    spread = np.sqrt(fit.log_error(features, rates) ** 2 + fit.residual**2)
+    reach = np.exp(float(ndtri(0.5 + level / 2)) * spread)
+    return middle / reach, middle * reach
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _start(form: Form, choice: Mapping[str, float], pin: Mapping[str, float]) -> _State:
+    state = _State(values={}, free=[], pinned={})
+    for parameter in form.parameters:
+        name = parameter.name
+        if name in pin:
+            state.values[name], state.pinned[name] = pin[name], "held"
+        elif name in choice:
+            reason = f"the best of {len(form.choices)} tile shapes"
+            state.values[name], state.pinned[name] = choice[name], reason
+        elif parameter.prior == 0:
+            state.values[name], state.pinned[name] = parameter.start, "a constant of the form"
+        else:
+            state.values[name] = parameter.start
+            state.free.append(name)
+    return state
+
+
+def _settle(form: Form, data: Measured, state: _State) -> None:
+    """Solve, estimate the noise from what is left, and solve again."""
+    for _ in range(3):
+        _solve(form, data, state)
+        noise = _core_noise(data.log_ratio(form, state.values), len(state.free))
+        if abs(noise / state.noise - 1) < 0.02:
+            break
+        state.noise = noise
+
+
+def _solve(form: Form, data: Measured, state: _State) -> None:
+    """Minimise over the free parameters, in place."""
+    if not state.free:
+        return
+    known = {parameter.name: parameter for parameter in form.parameters}
+    free = [known[name] for name in state.free]
+    centre = np.log([parameter.start for parameter in free])
+    width = np.array([parameter.prior for parameter in free])
+    low = np.log([parameter.low for parameter in free])
+    high = np.log([parameter.high for parameter in free])
+
+    def residuals(x: Floats) -> Floats:
+        values = {**state.values, **dict(zip(state.free, np.exp(x), strict=True))}
+        ratio = data.log_ratio(form, values) / state.noise
+        return np.concatenate([ratio, (x - centre) / width])
+
+    margin = 1e-6
+    start = np.log([state.values[name] for name in state.free])
+    found = least_squares(
+        residuals,
+        np.clip(start, low + margin, high - margin),
+        bounds=(low, high),
+        loss="soft_l1",
+        xtol=1e-8,
+        ftol=1e-8,
+        max_nfev=200,
+    )
+    if not np.all(np.isfinite(found.x)) or found.status < 0:
+        raise FitError(f"{form.operator}: the fit of {form.name} did not converge")
+    state.values.update(zip(state.free, (float(x) for x in np.exp(found.x)), strict=True))
+
+
+def _identify(form: Form, data: Measured, state: _State) -> Floats:
+    """Pin what the table cannot tell, one parameter at a time; return the free ones' covariance."""
+    known = {parameter.name: parameter for parameter in form.parameters}
+    while state.free:
+        bound = _at_bound(known, state)
+        if bound is not None:
+            name, edge = bound
+            if edge == "upper" or known[name].absent is None:
+                state.pinned[name] = f"this table pushes it to its {edge} bound"
+            else:
+                state.values[name] = known[name].pinned
+                state.pinned[name] = "this table shows none of it"
+            state.free.remove(name)
+            _settle(form, data, state)
+            continue
+        covariance = _covariance(form, data, state)
+        spread = np.sqrt(np.diag(covariance))
+        share = spread / [known[name].prior for name in state.free]
+        worst = int(np.argmax(share))
+        if share[worst] < _UNKNOWN and len(state.free) <= MOST:
+            return covariance
+        name = state.free.pop(worst)
+        moved = abs(np.log(state.values[name] / known[name].start))
+        if moved < _UNMOVED * known[name].prior:
+            state.values[name] = known[name].pinned
+            state.pinned[name] = "not identified by this table"
+        else:
+            factor = np.exp(spread[worst])
+            state.pinned[name] = f"this table tells it only within a factor of {factor:.2g}"
+        _settle(form, data, state)
+    return np.zeros((0, 0))
+
+
+def _at_bound(known: Mapping[str, object], state: _State) -> tuple[str, str] | None:
+    for name in state.free:
+        parameter = known[name]
+        value = state.values[name]
+        if value < parameter.low * 1.01:
+            return name, "lower"
+        if value > parameter.high / 1.01:
+            return name, "upper"
+    return None
+
+
+def _covariance(form: Form, data: Measured, state: _State) -> Floats:
+    """Return the covariance of the free parameters' logarithms.
+
+    Huber's for an M-estimator, (n / (n - p)) E[psi^2] / E[psi']^2 (J'J)^-1, times the design
+    effect of residuals that go together within a shape, joined with the priors.
+    """
+    gradient = log_gradient(form, data.features, data.rates, state.values, tuple(state.free))
+    z = data.log_ratio(form, state.values) / state.noise
+    influence = z / np.sqrt(1 + z**2)
+    slope = (1 + z**2) ** -1.5
+    n, p = z.size, len(state.free)
+    scale = state.noise**2 * np.mean(influence**2) / np.mean(slope) ** 2 * n / max(n - p, 1)
+    scale = max(scale * _design_effect(influence, data.groups), _NOISE_FLOOR**2)
+    known = {parameter.name: parameter for parameter in form.parameters}
+    prior = np.diag([known[name].prior ** -2.0 for name in state.free])
+    return np.asarray(np.linalg.inv(gradient.T @ gradient / scale + prior))
+
+
+def _design_effect(residual: Floats, groups: NDArray[np.intp]) -> float:
+    """Return how much correlation within groups widens a mean's variance, at least 1.
+
+    1 + (m - 1) icc, the intraclass correlation by one-way analysis of variance.
+    """
+    _, index, size = np.unique(groups, return_inverse=True, return_counts=True)
+    n, k = residual.size, size.size
+    if k < 2 or n <= k:
+        return 1.0
+    mean = np.bincount(index, residual) / size
+    between = np.sum(size * (mean - residual.mean()) ** 2) / (k - 1)
+    within = np.sum((residual - mean[index]) ** 2) / (n - k)
+    typical = (n - np.sum(size**2) / n) / (k - 1)
+    total = between + (typical - 1) * within
+    icc = max((between - within) / total, 0.0) if total > 0 else 0.0
+    return float(1 + (np.sum(size**2) / n - 1) * icc)
+
+
+def _core_noise(ratio: Floats, p: int) -> float:
+    """Return the standard deviation of the core of residuals, from their median size."""
+    n = ratio.size
+    lost = np.sqrt(n / max(n - p, 1))
+    return max(float(1.4826 * np.median(np.abs(ratio)) * lost), _NOISE_FLOOR)
+
+
+def _wide_noise(ratio: Floats, p: int) -> float:
+    """Return the standard deviation whose normal law holds the middle 90% of residuals."""
+    n = ratio.size
+    lost = np.sqrt(n / max(n - p, 1))
+    return max(float(np.quantile(np.abs(ratio), 0.9) / _NORMAL_90 * lost), _NOISE_FLOOR)
