@@ -35,8 +35,9 @@ from specmodel.errors import (
     SpecmodelError,
 )
 from specmodel.hardware import Device, Link, device_names, load_device
+from specmodel.kernels import Efficiency
 from specmodel.labelled import best_width, speculate
-from specmodel.roofline import Efficiency, Execution, critical_batch, pass_time
+from specmodel.roofline import Execution, critical_batch, pass_time
 from specmodel.width import schedule
 
 if TYPE_CHECKING:

@@ -73,6 +73,8 @@ class FittedOperator:
         Of the logarithms of the fitted parameters. [-]
     residual : float
         Standard deviation of the logarithm of measured over predicted, robust. [-]
+    shared : float
+        Share of that variance that is the same for all rows of one shape. [-]
     in_sample, held_out : Errors
         On the fitted rows; on shapes left out whole. `held_out` is None where there were too few.
     ranges : mapping of str to (float, float)
@@ -89,6 +91,7 @@ class FittedOperator:
     residual: float
     in_sample: Errors
     held_out: Errors | None = None
+    shared: float = 0.5
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def seconds(self, features: Features, rates: Rates) -> Floats:

@@ -123,7 +123,7 @@ def _derivation(setup: Setup) -> list[str]:
         f"   W = {sy.stationary_width()}",
         *_width(number),
         f"   the exact scan of k = 0..{setup.k_max} ({setup.execution.level} level, basis "
-        f"{setup.execution.basis}): "
+        f"{setup.basis}): "
         + (
             f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
         ),

@@ -136,9 +136,12 @@ class Form:
 
 
 def p_norm(a: ArrayLike, b: ArrayLike, p: float) -> Floats:
-    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b."""
+    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b; the maximum when p is infinite."""
     high, low = np.maximum(a, b), np.minimum(a, b)
-    ratio = low / np.where(high > 0, high, 1.0)
+    if np.isinf(p):
+        return np.asarray(high)
+    with np.errstate(invalid="ignore"):
+        ratio = np.where(high > 0, low / np.where(high > 0, high, 1.0), 0.0)
     return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
 
 

@@ -139,7 +139,7 @@ def speculate(
     dataset = xr.Dataset(
         {name: _variable(name, array, sizes) for name, array in values.items()},
         coords=coords,
-        attrs=_attrs(device, target, drafter, acceptance, how),
+        attrs=_attrs(device, target, drafter, acceptance, how) | {"basis": times.basis},
     )
     if np.ndim(getattr(acceptance, "alpha", 0.0)) == 0:
         dataset = dataset.squeeze("alpha", drop=True)
@@ -221,6 +221,5 @@ def _attrs(
         "kv_reread": execution.kv_reread,
         "expert_overlap": execution.expert_overlap,
         "hit_rate": drafter.hit_rate,
-        "basis": execution.basis,
         "specmodel_version": __version__,
     }

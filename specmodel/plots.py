@@ -248,7 +248,7 @@ def prediction_figure(result: Prediction) -> Figure:
         row[1].set_title(f"roofline, {target.weight_dtype} (points: batches asked for)")
     figure.suptitle(
         f"{target.name} on {device.label}, {result.setup.drafter.kind}, "
-        f"{result.setup.execution.level} level, basis {result.setup.execution.basis}"
+        f"{result.setup.execution.level} level, basis {result.setup.basis}"
     )
     return figure
 
@@ -391,6 +391,6 @@ def comparison_figure(result: Comparison) -> Figure:
     setup = result.setup
     figure.suptitle(
         f"{setup.target.name} on {setup.device.label}, {setup.execution.level} level, "
-        f"basis {setup.execution.basis}"
+        f"basis {setup.basis}"
     )
     return figure

@@ -62,6 +62,11 @@ class Setup:
         if self.price is not None:
             real_array(self.price, "price", low=0, unit="USD")
 
+    @property
+    def basis(self) -> str:
+        """Where the numbers behind its passes come from."""
+        return self.round(self.batches[0], self.contexts[0], max(self.k or 1, 1)).basis
+
     def cost_per_million_tokens(self, tokens_per_second: float) -> float | None:
         """Return what a million tokens cost at a rate, all devices counted. [USD]"""
         if self.price is None or not tokens_per_second:

@@ -22,7 +22,7 @@ def prediction_text(request: Request, result: Prediction, form: str) -> str:
     if form == "csv":
         names = ("gpu", "model", "drafter", "acceptance", "tp", "weights", "kv_dtype", "level")
         echo = {name: request.inputs[name] for name in names}
-        echo |= {"basis": request.setup.execution.basis, "specmodel_version": __version__}
+        echo |= {"basis": request.setup.basis, "specmodel_version": __version__}
         return to_csv([{**point, **echo} for point in result.points])
     return _prediction_table(request, result)
 
@@ -30,7 +30,7 @@ def prediction_text(request: Request, result: Prediction, form: str) -> str:
 def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
     return {
         "inputs": {**request.inputs, "assumed": request.assumed},
-        "basis": request.setup.execution.basis,
+        "basis": request.setup.basis,
         "specmodel_version": __version__,
         "warnings": list(result.warnings),
         "answers": [
@@ -74,7 +74,7 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out.line(
         f"specmodel {__version__} | {setup.device.label} | {setup.target.name} "
         f"{inputs['weights']} | {inputs['drafter']}{draft} | level {inputs['level']}, "
-        f"basis: {setup.execution.basis}"
+        f"basis: {setup.basis}"
     )
     out.line()
     for answer in result.answers:
