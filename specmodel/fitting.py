@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from specmodel.calibration import Errors, FittedOperator, log_gradient, rounded
 from specmodel.errors import FitError
-from specmodel.forms import Features, Floats, Form, Rates
+from specmodel.forms import Features, Floats, Form, Parameter, Rates
 
 FOLDS = 5
 """Parts that the shapes are divided into for held-out errors."""
@@ -276,7 +276,7 @@ def _identify(form: Form, data: Measured, state: _State) -> Floats:
     return np.zeros((0, 0))
 
 
-def _at_bound(known: Mapping[str, object], state: _State) -> tuple[str, str] | None:
+def _at_bound(known: Mapping[str, Parameter], state: _State) -> tuple[str, str] | None:
     for name in state.free:
         parameter = known[name]
         value = state.values[name]
@@ -298,7 +298,7 @@ def _covariance(form: Form, data: Measured, state: _State) -> Floats:
     influence = z / np.sqrt(1 + z**2)
     slope = (1 + z**2) ** -1.5
     n, p = z.size, len(state.free)
-    scale = state.noise**2 * np.mean(influence**2) / np.mean(slope) ** 2 * n / max(n - p, 1)
+    scale = state.noise**2 * float(np.mean(influence**2) / np.mean(slope) ** 2) * n / max(n - p, 1)
     scale = max(scale * _design_effect(influence, data.groups), _NOISE_FLOOR**2)
     known = {parameter.name: parameter for parameter in form.parameters}
     prior = np.diag([known[name].prior ** -2.0 for name in state.free])
