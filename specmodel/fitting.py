@@ -13,9 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from specmodel.calibration import Errors, FittedOperator, log_gradient, rounded
+from specmodel.calibration import (
+    OPERATORS,
+    Calibration,
+    Errors,
+    FittedOperator,
+    log_gradient,
+    rounded,
+)
 from specmodel.errors import FitError
-from specmodel.forms import Features, Floats, Form, Rates
+from specmodel.forms import Features, Floats, Form, Parameter, Rates, form_for, soft_roofline
+from specmodel.hardware import Device
+from specmodel.tables import Table, features, groups
 
 FOLDS = 5
 """Parts that the shapes are divided into for held-out errors."""
@@ -23,8 +32,10 @@ FOLDS = 5
 MOST = 8
 """Numbers fitted for one operator and number format, at most."""
 
+_FEWEST = 3  # rows
 _UNKNOWN = 0.6  # of its prior's width: a parameter known no better than this is pinned
 _UNMOVED = 0.1  # of its prior's width: the table did not move it
+_ENOUGH = 2000  # rows to choose between sets of constants
 _NORMAL_90 = 1.6448536269514722
 _NOISE_FLOOR = 1e-4
 
@@ -103,16 +114,8 @@ def fit_operator(
     n = data.seconds.size
     if n < 2:
         raise FitError(f"{form.operator}: {n} rows are too few to fit")
-    best: tuple[float, _State] | None = None
-    for choice in form.choices or ({},):
-        state = _start(form, choice, pin or {})
-        _settle(form, data, state)
-        off = float(np.mean(np.abs(data.log_ratio(form, state.values))))
-        if best is None or off < best[0]:
-            best = off, state
-    if best is None:
-        raise FitError(f"{form.operator}: nothing was fitted")
-    state = best[1]
+    state = _best_choice(form, data, pin or {})
+    _settle(form, data, state)
     covariance = _identify(form, data, state)
     names = tuple(state.free)
     values = {name: rounded(value) for name, value in state.values.items()}
@@ -201,6 +204,17 @@ def _start(form: Form, choice: Mapping[str, float], pin: Mapping[str, float]) ->
     return state
 
 
+def _best_choice(form: Form, data: Measured, pin: Mapping[str, float]) -> _State:
+    """Return where to start, with the set of constants that fits a part of the rows best."""
+    if not form.choices:
+        return _start(form, {}, pin)
+    some = data.part(np.arange(data.seconds.size) % (1 + data.seconds.size // _ENOUGH) == 0)
+    states = [_start(form, choice, pin) for choice in form.choices]
+    for state in states:
+        _settle(form, some, state)
+    return min(states, key=lambda s: float(np.mean(np.abs(some.log_ratio(form, s.values)))))
+
+
 def _settle(form: Form, data: Measured, state: _State) -> None:
     """Solve, estimate the noise from what is left, and solve again."""
     for _ in range(3):
@@ -276,7 +290,7 @@ def _identify(form: Form, data: Measured, state: _State) -> Floats:
     return np.zeros((0, 0))
 
 
-def _at_bound(known: Mapping[str, object], state: _State) -> tuple[str, str] | None:
+def _at_bound(known: Mapping[str, Parameter], state: _State) -> tuple[str, str] | None:
     for name in state.free:
         parameter = known[name]
         value = state.values[name]
@@ -298,7 +312,7 @@ def _covariance(form: Form, data: Measured, state: _State) -> Floats:
     influence = z / np.sqrt(1 + z**2)
     slope = (1 + z**2) ** -1.5
     n, p = z.size, len(state.free)
-    scale = state.noise**2 * np.mean(influence**2) / np.mean(slope) ** 2 * n / max(n - p, 1)
+    scale = state.noise**2 * float(np.mean(influence**2) / np.mean(slope) ** 2) * n / max(n - p, 1)
     scale = max(scale * _design_effect(influence, data.groups), _NOISE_FLOOR**2)
     known = {parameter.name: parameter for parameter in form.parameters}
     prior = np.diag([known[name].prior ** -2.0 for name in state.free])
@@ -335,3 +349,83 @@ def _wide_noise(ratio: Floats, p: int) -> float:
     n = ratio.size
     lost = np.sqrt(n / max(n - p, 1))
     return max(float(np.quantile(np.abs(ratio), 0.9) / _NORMAL_90 * lost), _NOISE_FLOOR)
+
+
+# -- whole tables --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableFit:
+    """A calibration, with the plain soft roofline fitted to the same rows beside it.
+
+    Attributes
+    ----------
+    calibration : Calibration
+    baseline : mapping of str to mapping of str to FittedOperator
+        By operator and number format, as in the calibration.
+    rows : mapping of (str, str) to Measured
+        What was fitted, by operator and number format.
+    """
+
+    calibration: Calibration
+    baseline: Mapping[str, Mapping[str, FittedOperator]]
+    rows: Mapping[tuple[str, str], Measured]
+
+
+def fit_table(table: Table, device: Device) -> TableFit:
+    """Fit every operator of a table that has a form and enough rows.
+
+    Parameters
+    ----------
+    table : Table
+    device : Device
+        Efficiencies are shares of its datasheet's rates.
+
+    Raises
+    ------
+    FitError
+        When nothing in the table can be fitted.
+    """
+    fits: dict[str, dict[str, FittedOperator]] = {}
+    plain: dict[str, dict[str, FittedOperator]] = {}
+    rows: dict[tuple[str, str], Measured] = {}
+    notes: list[str] = [f"could not run: {failure}" for failure in table.failures]
+    for operator in OPERATORS:
+        for key in table.formats(operator):
+            part = table.in_format(operator, key)
+            dtype = str(part.texts["dtype"][0])
+            if dtype and dtype not in device.peak_flops:
+                notes.append(f"{operator} {key}: {device.name} has no {dtype} peak: not fitted")
+                continue
+            if operator == "allreduce" and device.link is None:
+                notes.append(f"{operator} {key}: {device.name} has no link: not fitted")
+                continue
+            form = form_for(operator, dtype, tiled=_tiled(device))
+            data = Measured(
+                features=features(part, operator),
+                seconds=part.numbers["seconds"],
+                groups=groups(part, operator),
+                rates=device.rates(dtype or next(iter(device.peak_flops))),
+            )
+            if len(part) < _FEWEST:
+                notes.append(f"{operator} {key}: {len(part)} rows are too few: not fitted")
+                continue
+            fits.setdefault(operator, {})[key] = fit_operator(form, data)
+            plain.setdefault(operator, {})[key] = fit_operator(soft_roofline(operator), data)
+            rows[operator, key] = data
+    if not fits:
+        raise FitError("; ".join(["nothing to fit in this table", *notes]))
+    return TableFit(
+        calibration=Calibration(
+            operators=fits,
+            uncalibrated=tuple(name for name in OPERATORS if name not in fits),
+            source=table.source,
+            notes=tuple(notes),
+        ),
+        baseline=plain,
+        rows=rows,
+    )
+
+
+def _tiled(device: Device) -> bool:
+    return device.multiprocessors is not None and device.family != "cpu"

@@ -19,7 +19,7 @@ from specmodel.errors import ExtrapolationWarning, real_array
 from specmodel.hardware import Device
 from specmodel.memory import Memory, devices_needed, memory
 from specmodel.reasons import reasons
-from specmodel.roofline import Execution, critical_batch, gemm_turn_rows
+from specmodel.roofline import CALIBRATED, Execution, critical_batch, gemm_turn_rows
 from specmodel.speculation import (
     RoundTime,
     alpha_break_even,
@@ -31,11 +31,13 @@ from specmodel.speculation import (
     round_time,
     tokens_per_round,
 )
+from specmodel.uncertainty import INTERVALS, intervals
 from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
 CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
 
+_POINT_AXES = {"B": "batch", "k": "k", "L": "context", "S": "S"}
 _FURTHEST_BATCH = 1024
 _FURTHEST_ASKED = 4096
 _FURTHEST_CONTEXT = 2**20
@@ -66,6 +68,11 @@ class Setup:
     def basis(self) -> str:
         """Where the numbers behind its passes come from."""
         return self.round(self.batches[0], self.contexts[0], max(self.k or 1, 1)).basis
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether any of those numbers was measured on the device."""
+        return self.basis.startswith(CALIBRATED)
 
     def cost_per_million_tokens(self, tokens_per_second: float) -> float | None:
         """Return what a million tokens cost at a rate, all devices counted. [USD]"""
@@ -244,12 +251,38 @@ def predict(setup: Setup) -> Prediction:
         rises = _rises_from(setup)
     return Prediction(
         setup=setup,
-        points=tuple(points),
+        points=tuple(_with_intervals(setup, points)),
         answers=answers,
         why=tuple(why),
         warnings=(*notes, *_limits(setup, points)),
         speedup_rises_from=rises,
     )
+
+
+def _with_intervals(
+    setup: Setup, points: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Add low and high of times and speedup; None where nothing was measured on the device."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if setup.calibrated:
+        found = intervals(
+            setup.device,
+            setup.target,
+            setup.drafter,
+            **{name: np.array([p[key] for p in points]) for name, key in _POINT_AXES.items()},
+            T_h=setup.T_h,
+            T_o=setup.T_o,
+            execution=setup.execution,
+        )
+    for i, point in enumerate(points):
+        bounds = {
+            f"{name}_{end}": float(np.broadcast_to(found[name][side], len(points))[i])
+            if found
+            else None
+            for name in INTERVALS
+            for side, end in enumerate(("low", "high"))
+        }
+        yield {**point, **bounds}
 
 
 def _rises_from(setup: Setup) -> float | None:

@@ -35,6 +35,10 @@ DATASHEET = Efficiency(
 """Perfect kernels: what the ideal level uses."""
 
 
+CALIBRATED = "calibrated"
+"""The basis of an answer all of whose operators were measured on the device."""
+
+
 class ExecutionOptions(TypedDict, total=False):
     """The keyword arguments that say how passes run; see `Execution`."""
 
@@ -318,7 +322,7 @@ def basis_of(passes: Iterable[PassTime]) -> str:
     others = sorted(set().union(*(one.others for one in every)))
     if not any(one.fitted for one in every):
         return every[0].assumed
-    return "calibrated" if not others else f"calibrated, generic for {', '.join(others)}"
+    return CALIBRATED if not others else f"{CALIBRATED}, {every[0].assumed} for {', '.join(others)}"
 
 
 def mean_pass(passes: Sequence[PassTime], weights: Sequence[ArrayLike]) -> PassTime:

@@ -30,6 +30,9 @@ CONFIDENCE = 0.9
 UNMEASURED = 0.3
 """Standard deviation of the logarithm of an operator's time where nobody measured it. [-]"""
 
+INTERVALS = ("T_p", "T_v", "T_d", "S")
+"""What `intervals` gives bounds of."""
+
 _NORMAL = 1.6448536269514722  # of CONFIDENCE, two-sided
 
 _Fit = tuple[str, str, str]  # device, kind, dtype
@@ -175,7 +178,8 @@ def intervals(
     verify = spread(verify_runs(device, target, drafter, **where))  # type: ignore[arg-type]
     draft = spread(draft_runs(device, target, drafter, **where))  # type: ignore[arg-type]
     host = np.asarray(drafter.host_time) + np.asarray(T_o)
-    per_step, per_round = 1 / (decode.T + T_h), 1 / (verify.T + draft.T + host)
+    per_step = 1 / (decode.T + np.asarray(T_h))
+    per_round = 1 / (verify.T + draft.T + host)
     ratio = [(per_step, decode), (-per_round, verify), (-per_round, draft)]
     on = np.asarray(k) > 0
     found = {
