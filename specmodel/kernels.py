@@ -150,7 +150,7 @@ _TWIN = {"bfloat16": "float16", "float16": "bfloat16"}
 
 
 def _gemm(op: Operator, slowdown: float) -> dict[str, ArrayLike]:
-    each = BYTES[op.dtype] if op.compute_dtype == op.dtype else BYTES[op.compute_dtype or op.dtype]
+    each = BYTES.get(op.compute_dtype or op.dtype, BYTES[op.dtype])
     weights = np.asarray(op.weight_bytes) * slowdown
     return {**op.shape, "weight_bytes": weights, "activation_bytes_each": each}
 

@@ -259,9 +259,7 @@ def predict(setup: Setup) -> Prediction:
     )
 
 
-def _with_intervals(
-    setup: Setup, points: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _with_intervals(setup: Setup, points: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Add low and high of times and speedup; None where nothing was measured on the device."""
     found: dict[str, tuple[Any, Any]] = {}
     if setup.calibrated:
