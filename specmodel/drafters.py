@@ -119,9 +119,9 @@ class Drafter(ABC):
         """Return the architecture whose weights it keeps besides the target's."""
         return None
 
-    def copies(self, k: int) -> int:
+    def copies(self, k: ArrayLike) -> Floats:
         """Return how many copies of `weights` are resident for k drafts."""
-        return 1
+        return np.asarray(1.0)
 
     def cache(self, target: Architecture) -> Architecture | None:
         """Return the architecture whose KV it keeps besides the target's."""
@@ -250,9 +250,9 @@ class Medusa(Drafter):
         """Return one head."""
         return self._head(target)
 
-    def copies(self, k: int) -> int:
+    def copies(self, k: ArrayLike) -> Floats:
         """Return k: a head for each position."""
-        return k
+        return np.asarray(k, dtype=np.float64)
 
     def cache(self, target: Architecture) -> None:
         """Medusa heads keep no KV."""

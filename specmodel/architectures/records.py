@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from specmodel.architectures.parts import (
     Attention,
     FeedForward,
@@ -339,11 +342,11 @@ class Architecture:
         """Bytes that one token adds to the KV cache, index keys of sparse attention aside."""
         return self.kv_elements_per_token * BYTES[self.kv_dtype]
 
-    def kv_bytes(self, context: float) -> float:
+    def kv_bytes(self, context: ArrayLike) -> NDArray[np.float64]:
         """Return the bytes of cache of one sequence: KV within windows, index keys."""
-        each = BYTES[self.kv_dtype]
+        each, context = BYTES[self.kv_dtype], np.asarray(context, dtype=np.float64)
         kept = sum(
-            elements * min(context, window or math.inf)
+            elements * np.minimum(context, window or math.inf)
             for window, elements in self.kv_elements_by_window().items()
         )
         index = sum(
@@ -351,7 +354,7 @@ class Architecture:
             for layer, count in self.layers
             if isinstance(layer.mixer, LatentAttention)
         )
-        return each * (kept + index)
+        return np.asarray(each * (kept + index))
 
     @property
     def state_bytes(self) -> float:
