@@ -11,6 +11,7 @@ import pytest
 
 import specmodel as sm
 from specmodel.architectures import MoE, from_dict
+from specmodel.cli import main
 from specmodel.costs import pass_operators
 from specmodel.defaults import default_kind, make_drafter
 
@@ -161,3 +162,22 @@ def test_heads_are_read_strictly(
     with pytest.raises(sm.ArchitectureError, match=message) as caught:
         read(base, **changes)
     assert str(caught.value).startswith("config.json: ")
+
+
+def test_the_search_for_k_ends_with_the_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "head.json"
+    for values, most in ((DSPARK, 7), (DFLASH, 15)):
+        file.write_text(json.dumps(values))
+        asked = ["--gpu", "h100", "--model", "qwen3-8b", "--draft", str(file), "--batch", "1"]
+        assert main(["predict", *asked]) == 0
+        assert f"k auto (up to {most})" in capsys.readouterr().out
+
+
+def test_a_bigram_has_no_experts_to_spread() -> None:
+    target = sm.load_model("qwen3-30b-a3b")
+    head = sm.BlockDiffusion(read(DSPARK, hidden_size=2048))
+    h100, alpha = sm.load_device("h100"), sm.Geometric(0.7)
+    r = sm.speculate(h100, target, head, alpha, B=8, k=3, L=0, tp=2, ep=True)
+    assert float(r.T_d) > 0

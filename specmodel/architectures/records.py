@@ -254,6 +254,8 @@ class Architecture:
             final_norm=False,
             own_embedding=True,
             own_head=True,
+            tied_embeddings=False,
+            quantisation=None,
             bigram_rank=0,
         )
 
