@@ -18,17 +18,29 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import (
     Architecture,
     Attention,
+    CompressedAttention,
     LatentAttention,
     Layer,
     Linear,
     MoE,
     Recurrent,
 )
+from specmodel.architectures.compressed import PARTIAL_BYTES
 from specmodel.collectives import Collective
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
-Kind = Literal["gemm", "attention", "mla", "index", "state", "experts", "elementwise", "collective"]
+Kind = Literal[
+    "gemm",
+    "attention",
+    "mla",
+    "compressed",
+    "index",
+    "state",
+    "experts",
+    "elementwise",
+    "collective",
+]
 Floats = NDArray[np.float64]
 Numbers = float | Floats
 
@@ -253,6 +265,10 @@ def pass_operators(
     fusion = sharded.fusion_linear if fuse else None
     if fusion is not None:
         operators.append(_gemm(sharded, fusion, 1, rows, "weight GEMMs"))
+        if sharded.fusion is not None and sharded.fusion.input_norms:
+            each = fusion.inputs * BYTES[architecture.dtype]
+            norms = sharded.fusion.input_norms
+            operators.append(_elementwise("fusion norm", norms, 2 * rows * each, weights=each))
     hidden = architecture.hidden_size * BYTES[architecture.dtype]
     extra_norms = int(sharded.final_norm) + (
         sharded.fusion.norms if fusion is not None and sharded.fusion is not None else 0
@@ -302,6 +318,8 @@ def _layer_operators(
         )
     if isinstance(mixer, Recurrent):
         yield _state(a, mixer, count, sizes)
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed(a, mixer, count, sizes)
     elif mixer is not None:
         yield from _attention(a, mixer, count, sizes)
     if isinstance(layer.mlp, MoE):
@@ -354,8 +372,8 @@ def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
     Formats of 4 bits run weight-only, in the activation format, where there is no arithmetic
     for them; 8-bit formats need theirs.
     """
-    quantisation = a.quantisation
-    if quantisation is None or role not in quantisation.roles or quantisation.weight_only:
+    quantisation = a.quantisation_of(role)
+    if quantisation is None or quantisation.weight_only:
         return a.dtype, None
     stored = quantisation.dtype
     if stored in _ARITHMETIC:
@@ -365,8 +383,8 @@ def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
 
 def _stored(a: Architecture, role: str) -> str:
     """Return the format a matrix is kept in."""
-    quantised = a.quantisation is not None and role in a.quantisation.roles
-    return a.quantisation.dtype if quantised and a.quantisation is not None else a.dtype
+    quantisation = a.quantisation_of(role)
+    return a.dtype if quantisation is None else quantisation.dtype
 
 
 def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
@@ -382,46 +400,96 @@ def _attention(
     batch, width, context, reread, *_ = sizes
     rows, value = sizes.rows, BYTES[a.dtype]
     cap = np.asarray(min(attention.window or np.inf, attention.chunk or np.inf))
-    if isinstance(attention, LatentAttention):  # each position picks its own best tokens
-        cap = cap * np.maximum(width, 1)
     read = np.minimum(context, cap)
-    seen = np.minimum(context, attention.window or np.inf)
+    seen = np.minimum(context, attention.index_topk or cap)
+    if attention.index_topk:  # each position picks its own best tokens
+        read = np.minimum(read, attention.index_topk * np.maximum(width, 1))
     cached = attention.kv_elements * BYTES[a.kv_dtype]
     again = 1 + reread * np.maximum(width - 1, 0)
     new = 2 * attention.query_width * value + attention.kv_elements * value + cached
     # rotary embedding in place, new keys and values into the cache
     yield _elementwise("rotary and KV write", count, rows * new)
-    if isinstance(attention, LatentAttention) and attention.index_heads:
-        index = attention.index_heads * attention.index_dim
-        yield Operator(
-            name="index scores",
-            kind="index",
-            group="attention",
-            count=count,
-            flops=2.0 * rows * context * index,
-            kv_bytes=batch * context * attention.index_dim * BYTES[a.kv_dtype] * again,
-            activation_bytes=rows * index * value,
-            compute_dtype=a.dtype,
-        )
+    if attention.index_heads:
+        yield _index_scores(a, attention, count, sizes, context)
+    kernels = 2 if attention.cross else 1  # which share the context
     yield Operator(
         name="attention",
         kind="mla" if isinstance(attention, LatentAttention) else "attention",
         group="attention",
-        count=count,
-        flops=rows * (seen if attention.window else read) * attention.flops_per_pair,
-        kv_bytes=batch * read * cached * again,
+        count=count * kernels,
+        flops=rows * seen * attention.flops_per_pair / kernels,
+        kv_bytes=batch * read * cached * again / kernels,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
         dtype=a.kv_dtype,
         shape={
             "batch": batch,
             "kv_heads": getattr(attention, "kv_heads", 1),
-            "heads": attention.heads,
             "width": width,
-            "context": read,
-            "kv_read_once": batch * read * cached,
+            "context": read / kernels,
+            "kv_read_once": batch * read * cached / kernels,
         },
     )
+
+
+def _index_scores(
+    a: Architecture,
+    attention: Attention | LatentAttention | CompressedAttention,
+    count: int,
+    sizes: _Sizes,
+    keys: Floats,
+) -> Operator:
+    """An indexer's score of every cached index key."""
+    index = attention.index_heads * attention.index_dim
+    again = 1 + sizes.reread * np.maximum(sizes.width - 1, 0)
+    return Operator(
+        name="index scores",
+        kind="index",
+        group="attention",
+        count=count,
+        flops=2.0 * sizes.rows * keys * index,
+        kv_bytes=sizes.batch * keys * attention.index_dim * BYTES[a.kv_dtype] * again,
+        activation_bytes=sizes.rows * index * BYTES[a.dtype],
+        compute_dtype=a.dtype,
+    )
+
+
+def _compressed(
+    a: Architecture, attention: CompressedAttention, count: int, sizes: _Sizes
+) -> Iterator[Operator]:
+    """Attention to a window and to compressed entries, and the mixing of residual streams.
+
+    There are L / ratio entries (a fraction, so that time grows evenly). An open window is
+    written token by token and read once when it closes.
+    """
+    batch, width, context, reread, *_ = sizes
+    rows, value, cache = sizes.rows, BYTES[a.dtype], BYTES[a.kv_dtype]
+    recent = np.minimum(context, attention.window)
+    entries = context / attention.ratio if attention.ratio else np.zeros_like(context)
+    seen = np.minimum(entries, attention.index_topk or np.inf)
+    picked = np.minimum(entries, (attention.index_topk or np.inf) * np.maximum(width, 1))
+    kept = sum(attention.kept().values()) + attention.index_dim / (attention.ratio or 1)
+    partial = (1 + attention.series) * attention.partial_elements * PARTIAL_BYTES
+    new = (2 * attention.query_width + attention.kv_elements) * value + kept * cache + partial
+    yield _elementwise("rotary and KV write", count, rows * new)
+    if attention.index_heads:
+        yield _index_scores(a, attention, count, sizes, entries)
+    yield Operator(
+        name="attention",
+        kind="compressed",
+        group="attention",
+        count=count,
+        flops=rows * (recent + seen) * attention.flops_per_pair,
+        kv_bytes=batch
+        * (recent + picked)
+        * (attention.kv_elements * cache)
+        * (1 + reread * np.maximum(width - 1, 0)),
+        activation_bytes=rows * (attention.query_width + attention.output_width) * value,
+        compute_dtype=a.dtype,
+    )
+    if attention.streams > 1:  # around both parts: all streams and the part's result in, all out
+        moved = (2 * attention.streams + 1) * a.hidden_size * value
+        yield _elementwise("stream mixing", 2 * count, rows * moved)
 
 
 def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Operator:
@@ -533,6 +601,6 @@ def _reductions(a: Architecture) -> int:
     """One for the embedding and one for each product whose inputs are split over the ranks."""
     found = 0
     for layer, count in a.layers:
-        recurrent = layer.mixer.reductions if isinstance(layer.mixer, Recurrent) else 1
-        found += count * (recurrent * (layer.mixer is not None) + (layer.mlp is not None))
+        mixing = layer.mixer.reductions if layer.mixer is not None else 0
+        found += count * (mixing + (layer.mlp is not None))
     return found + 1 if a.layers else 0

@@ -63,6 +63,9 @@ class Setup:
     def __post_init__(self) -> None:
         if self.price is not None:
             real_array(self.price, "price", low=0, unit="USD")
+        if self.drafter.max_k is not None and self.k_max > self.drafter.max_k:
+            # a block ends the search for the best k, and the settings say where
+            object.__setattr__(self, "k_max", self.drafter.max_k)
 
     @property
     def basis(self) -> str:

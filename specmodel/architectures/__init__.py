@@ -1,5 +1,6 @@
 """Model records, the ``config.json`` reader, draft heads and named models."""
 
+from specmodel.architectures.compressed import CompressedAttention
 from specmodel.architectures.config import from_dict, read_config
 from specmodel.architectures.families import NO_DTYPE
 from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
@@ -19,6 +20,7 @@ __all__ = [
     "NO_DTYPE",
     "Architecture",
     "Attention",
+    "CompressedAttention",
     "Fusion",
     "LatentAttention",
     "Layer",

@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specmodel.architectures.families import FAMILIES, Family, common, dflash, eagle3
+from specmodel.architectures.draft_configs import DRAFTS
+from specmodel.architectures.encoder_decoder import t5
+from specmodel.architectures.families import FAMILIES, Family, common
 from specmodel.architectures.hybrids import HYBRIDS
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.quantisation import from_hf_quant_config, with_quantisation
 from specmodel.architectures.records import Architecture
+from specmodel.architectures.sparse import SPARSE
 from specmodel.errors import ArchitectureError, did_you_mean
 
 _MOST_BYTES = 64 * 2**20
-_READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS}
+_READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS, **SPARSE, "t5": t5}
 _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
 )
@@ -130,10 +133,9 @@ def _family(keys: Keys) -> Family:
     classes = keys.raw("architectures", None) or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
         raise keys.error("architectures", f"must be a list of class names; got {classes!r}")
-    if "LlamaForCausalLMEagle3" in classes:
-        return eagle3
-    if "DFlashDraftModel" in classes:
-        return dflash
+    for name in classes:
+        if name in DRAFTS:
+            return DRAFTS[name]
     model_type = keys.text("model_type")
     if model_type not in _READERS:
         hint = did_you_mean(model_type, _READERS)

@@ -68,5 +68,7 @@ def _preset(name: str) -> Architecture:
 
 def _normalise(text: str) -> str:
     name = text.strip().lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
+    if name in model_names():  # t5-base is a size
+        return name
     name = _SUFFIXES.sub("", name.removeprefix("meta-"))
     return re.sub(r"^llama-?(\d)", r"llama-\1", name)
