@@ -162,8 +162,29 @@ class Layout:
         """Return the layout for a model that may have no experts to spread."""
         return self if any(architecture.moe_layers()) else replace(self, ep=False)
 
+    def check_nodes(self) -> None:
+        """Refuse a replica or a stage that lies across the edge of a node.
+
+        Raises
+        ------
+        DomainError
+        """
+        node = self.devices_per_node
+        if self.devices <= node:
+            return
+        for size, what in ((self.tp, "tp"), (self.stage, "tp x dp")):
+            if node % size and size % node:
+                raise DomainError(
+                    f"{what} must divide a node's {node} devices or fill whole nodes; got {size}"
+                )
+
+    def micro_batches(self, B: ArrayLike) -> Floats:
+        """Return how many micro-batches are on their way through the pipeline at once. [-]"""
+        own = np.asarray(B, dtype=np.float64) / self.dp
+        return np.clip(own, 1.0, self.pp)
+
     def of_replica(self, B: ArrayLike) -> Floats:
-        """Return the sequences of a micro-batch on the busiest replica, at least one."""
+        """Return the sequences of a micro-batch on one replica: the mean, at least one."""
         batch = np.asarray(B, dtype=np.float64)
         return np.maximum(batch / (self.dp * self.pp), np.minimum(batch, 1.0))
 
@@ -518,7 +539,8 @@ def _experts(
     value, hidden = BYTES[a.dtype], a.hidden_size
     rows = sizes.rows
     pairs = sizes.everyone * sizes.width * moe.top_k / moe.ranks
-    touched = experts_touched(moe.experts, moe.top_k, sizes.routed) / moe.ranks
+    touched = experts_touched(moe.experts, moe.top_k, sizes.routed)
+    touched = np.maximum(touched / moe.ranks, np.minimum(touched, 1.0))  # where a pass waits
     weights = sum(a.expert_bytes(moe, layer.expert_role))
     dtype, other = _multiplied_in(a, layer.expert_role)
     moved = (moe.matrices + 3) * moe.width + 3 * hidden  # in and out of the four, a routed row
@@ -558,9 +580,10 @@ def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Oper
 def _collectives(a: Architecture, layout: Layout, rows: Floats, head: Floats) -> Iterator[Operator]:
     """All-reduces over tp, all-to-alls of spread experts, logits, and the pipeline's sends.
 
-    Experts that are spread over several replicas take two all-to-alls a layer (dispatch and
-    combine, a copy of the row to each chosen expert), each of a replica's tp ranks for its
-    share of the rows; the all-reduce that ends the layer then gives every rank all of them.
+    Experts that are spread over several replicas take two all-to-alls a layer: dispatch, a copy
+    of the row (in the experts' format) to each device that has a chosen expert, and combine, each
+    of a replica's tp ranks for its share of the rows; the all-reduce that ends the layer then
+    gives every rank all of them.
     Spread over the ranks of one replica they need that all-reduce alone, as sliced ones do.
     """
     value, tp = BYTES[a.dtype], layout.tp
@@ -569,8 +592,13 @@ def _collectives(a: Architecture, layout: Layout, rows: Floats, head: Floats) ->
         yield _collective("all-reduce", tp, _reductions(a), vector)
         yield _collective("all-gather", tp, 1, head * a.head_vocab_size * value, "of logits")
     if layout.ep and layout.dp > 1:
-        for moe, _, count in a.moe_layers():
-            yield _collective("all-to-all", layout.stage, 2 * count, vector / tp * moe.top_k)
+        for moe, role, count in a.moe_layers():
+            copies = experts_touched(layout.stage, 1, moe.top_k)  # devices that have any of k
+            sent = rows / tp * copies * a.hidden_size
+            dtype, _ = _multiplied_in(a, role)
+            narrow = min(BYTES.get(dtype, value), value)
+            yield _collective("all-to-all", layout.stage, count, sent * narrow, "dispatch")
+            yield _collective("all-to-all", layout.stage, count, sent * value, "combine")
     if layout.pp > 1:
         away = layout.hops_between_nodes
         hops: dict[Collective, int] = {

@@ -78,6 +78,8 @@ class Drafter(ABC):
     """
 
     kind: ClassVar[str]
+    in_stages: ClassVar[bool] = False
+    """Whether its passes run through all stages of the target's pipeline."""
     host_time: float = field(default=0.0, kw_only=True)
     tp: int | None = field(default=None, kw_only=True)
     device: Device | None = field(default=None, kw_only=True)
@@ -378,6 +380,7 @@ class SparseKV(Drafter):
     """
 
     kind: ClassVar[str] = "sparse-kv"
+    in_stages: ClassVar[bool] = True
     budget: int = 512
 
     def __post_init__(self) -> None:

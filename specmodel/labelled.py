@@ -16,6 +16,7 @@ from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
 from specmodel.hardware import Device
+from specmodel.memory import memory
 from specmodel.roofline import Execution, ExecutionOptions, critical_batch
 from specmodel.speculation import mean_width, regime, round_time, tokens_per_round
 
@@ -38,6 +39,10 @@ VARIABLES = {
     "k_star": ("B L alpha", "token", "best draft length among the k asked for, 0: off"),
     "W_star": ("B L alpha", "token", "best width"),
     "S_star": ("B L alpha", "1", "speedup at the best draft length"),
+    "tokens_per_second": ("B k L alpha", "1/s", "tokens of all sequences together"),
+    "memory_bytes": ("B k L", "B", "memory taken on the fullest device"),
+    "max_batch": ("k L", "1", "largest batch that fits"),
+    "fits": ("B k L", "1", "whether the batch fits"),
 }
 
 
@@ -74,8 +79,8 @@ def speculate(
     Returns
     -------
     xarray.Dataset
-        ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star``,
-        each with ``units``; ``attrs["basis"]`` says where the rates come from.
+        ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star
+        tokens_per_second memory_bytes max_batch fits``, each with ``units``; ``attrs["basis"]`` says where the rates come from.
 
     Raises
     ------
@@ -132,6 +137,8 @@ def speculate(
         "k_star": np.expand_dims(best.k, 1),
         "W_star": np.expand_dims(drafter.rows(best.k), 1),
         "S_star": np.expand_dims(best.S, 1),
+        "tokens_per_second": batch[..., None] * S / (times.T_p + times.T_h)[..., None],
+        **_memory(device, target, drafter, how, batch, drafts, context),
     }
     coords = {name: np.atleast_1d(axis) for name, axis in axes.items()}
     coords["k"], coords["alpha"] = coords["k"].astype(int), alphas
@@ -182,6 +189,29 @@ def best_width(
     warn_beyond(acceptance, int(r["k_star"].max()))
     best = r[["k_star", "W_star", "S_star"]]
     return best.rename(k_star="k", W_star="W", S_star="S")
+
+
+def _memory(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    how: Execution,
+    batch: NDArray[np.float64],
+    drafts: NDArray[np.float64],
+    context: NDArray[np.float64],
+) -> dict[str, ArrayLike]:
+    """Return what is taken and what fits; k = 0 is without the drafter."""
+    on = drafts > 0
+    plain, drafting = (
+        memory(device, target, one, k=k, L=context, layout=how.layout, offload=how.offload)
+        for one, k in ((None, 0), (drafter, drafts))
+    )
+    taken = np.where(on, drafting.total(batch), plain.total(batch))
+    return {
+        "memory_bytes": taken,
+        "max_batch": np.where(on, drafting.max_batch, plain.max_batch),
+        "fits": taken <= device.memory_capacity,
+    }
 
 
 def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:

@@ -131,6 +131,8 @@ def lossy_output(accepted: ArrayLike, p: ArrayLike, q: ArrayLike) -> Floats:
     [1.0, 0.0]
     """
     target, taken = distribution(p, "p"), _taken(accepted, q)
+    if target.shape != taken.shape:
+        raise DomainError(f"p must have the shape {taken.shape} of q; got {target.shape}")
     rest = 1.0 - taken.sum(axis=-1, keepdims=True)
     likeliest = np.arange(target.shape[-1]) == target.argmax(axis=-1)[..., None]
     return np.asarray(taken + rest * likeliest)
@@ -138,8 +140,9 @@ def lossy_output(accepted: ArrayLike, p: ArrayLike, q: ArrayLike) -> Floats:
 
 def _taken(accepted: ArrayLike, q: ArrayLike) -> Floats:
     draft, mask = distribution(q, "q"), np.asarray(accepted)
-    if mask.dtype != np.bool_ or mask.shape[-1] != draft.shape[-1]:
+    if mask.dtype != np.bool_ or mask.shape != draft.shape:
         raise DomainError(
-            f"accepted must be true or false for each of the {draft.shape[-1]} tokens of q"
+            f"accepted must be true or false with the shape {draft.shape} of q; got {mask.dtype} "
+            f"with {mask.shape}"
         )
     return np.where(mask, draft, 0.0)

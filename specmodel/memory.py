@@ -106,7 +106,7 @@ def memory(
     target_kv = [one.kv_bytes(longest) + candidates * one.state_bytes for one in stages]
     draft_weights = draft_kv = np.asarray(0.0)
     if drafter is not None and drafter.device is None:
-        own = replace(layout, tp=drafter.tp or layout.tp, pp=1)
+        own = replace(layout, tp=drafter.tp or layout.tp, pp=1)  # on the last stage, whole
         held = drafter.weights(target)
         if held is not None:
             share = own.where_spread(held).shard(held).weight_bytes

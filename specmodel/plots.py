@@ -263,7 +263,7 @@ def _prediction_map(axes: Axes, result: Prediction) -> None:
     for y, row in enumerate(rows):
         for x, point in enumerate(row):
             used = setup.memory(point["k_star"], point["context"])
-            if used.total(point["batch"]) > used.capacity:
+            if not used.fits(point["batch"]):
                 cell = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="//", edgecolor="0.6")
                 cell.set_linewidth(0)
                 axes.add_patch(cell)

@@ -105,6 +105,7 @@ class Execution:
                 f"{layout.devices} devices are more than a node of {self.devices_per_node}: "
                 "say what network joins the nodes"
             )
+        layout.check_nodes()
         real_array(self.kv_reread, "kv_reread", low=0, high=1)
         real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
         real_array(self.offload, "offload", low=0, high=1)

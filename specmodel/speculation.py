@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel.acceptance import Acceptance, alpha_for_tokens
 from specmodel.architectures import Architecture
-from specmodel.costs import Operator
+from specmodel.costs import Layout, Operator
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
@@ -148,7 +148,8 @@ def draft_runs(
         When an argument is out of range.
     """
     how = drafter_execution(execution, drafter)
-    batch = execution.layout.of_stage(B)  # what a round of one micro-batch drafts for
+    # on one stage or device it drafts for a micro-batch at a time
+    batch = B if drafter.in_stages else execution.layout.of_stage(B)
     return tuple(
         Run(
             device=drafter.device or device,
@@ -188,10 +189,14 @@ def _draft_groups(
 
 
 def drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
-    """Return how the drafter's passes run: its own degree, nothing offloaded, in one stage."""
+    """Return how the drafter's passes run: its own degree, nothing offloaded.
+
+    In a pipeline on its last stage alone, unless it is the target itself.
+    """
     alone = drafter.device is not None
     own = (1 if alone else execution.tp) if drafter.tp is None else drafter.tp
-    return replace(execution, tp=own, pp=1, offload=0.0)
+    pp = execution.pp if drafter.in_stages else 1
+    return replace(execution, tp=own, pp=pp, offload=0.0)
 
 
 def round_time(
@@ -235,12 +240,12 @@ def round_time(
     verify = passes[0] if len(passes) == 1 else mean_pass(passes, [run.count for run in checks])
     runs = draft_runs(device, target, drafter, B=B, k=drafts, L=L, execution=how)
     times = [run.time() for run in runs]
-    batch = how.layout.of_stage(B)
+    batch = how.layout.of_replica(B)  # a replica has a link of its own
     groups = _draft_groups(target, drafter, runs, times, batch=batch, drafts=drafts)
     T_d = np.asarray(sum(groups.values()))
     T_v = np.where(on, verify.T, decode.T)
-    if drafter.overlapped:
-        exposed = np.maximum(T_d - T_v, 0.0)
+    exposed = _exposed(drafter, how.layout, B=B, T_d=T_d, T_v=T_v)
+    if exposed is not T_d:
         share = np.where(T_d > 0, exposed / np.where(T_d > 0, T_d, 1.0), 0.0)
         groups = {name: seconds * share for name, seconds in groups.items()}
         T_d = exposed
@@ -257,6 +262,21 @@ def round_time(
         basis=basis_of([decode, verify, *times]),
         cost=cost,
     )
+
+
+def _exposed(drafter: Drafter, layout: Layout, *, B: ArrayLike, T_d: Floats, T_v: Floats) -> Floats:
+    r"""Return what drafting adds to a round.
+
+    In a pipeline with m micro-batches on their way, a drafter that sits on the last stage drafts
+    for one after the other while the stages before it wait. The cycle is the longer of one
+    micro-batch's way and the last stage's work, :math:`m (T_v / pp + T_d)`; for a device of its
+    own, of the way and :math:`m T_d`.
+    """
+    if layout.pp > 1 and not drafter.in_stages:
+        m = layout.micro_batches(B)
+        own = 0.0 if drafter.device is not None else m / layout.pp
+        T_d = np.maximum(T_d, m * T_d - (1.0 - own) * T_v)
+    return np.maximum(T_d - T_v, 0.0) if drafter.overlapped else T_d
 
 
 def verify_runs(

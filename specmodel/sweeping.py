@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.util import find_spec
@@ -93,6 +93,8 @@ class Sweep:
         Which of `speculate`'s variables are kept.
     block_points : int
         Points of the grid that are in memory at a time, about.
+    attrs : mapping of str to str
+        What the file says of itself, beside the version.
 
     Raises
     ------
@@ -107,6 +109,7 @@ class Sweep:
     L: NDArray[np.float64]
     variables: tuple[str, ...] = DEFAULT_VARIABLES
     block_points: int = _BLOCK_POINTS
+    attrs: Mapping[str, str] = field(default_factory=dict)
     alpha: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +137,13 @@ class Sweep:
         if len(alphas) > 1:
             raise DomainError("acceptance must have the same axis of alphas in all cases, or none")
         object.__setattr__(self, "alpha", alphas.pop())
+
+    @property
+    def extrapolated_from(self) -> int | None:
+        """The fewest drafts beyond which some case's acceptance is extrapolated; None: none."""
+        known = [c.acceptance.measured_k for c in self.cases.values() if isinstance(c, Case)]
+        least = min((k for k in known if k is not None), default=None)
+        return least if least is not None and self.k.max() > least else None
 
     def label(self, where: tuple[Any, ...]) -> str:
         """Return a combination of labels in words."""
@@ -305,17 +315,32 @@ def sweep(
         raise DomainError(f"{target} exists: choose another name, or overwrite it")
     if not target.absolute().parent.is_dir():
         raise DomainError(f"{target.parent}: no such directory")
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(target.with_name(target.name + ".lock"), timeout=0)
+    try:
+        with lock:
+            refused = _run(plan, target, executor, workers, progress or (lambda _: None))
+            Path(lock.lock_file).unlink(missing_ok=True)
+            return refused
+    except Timeout:
+        raise DomainError(f"another sweep is writing {target}") from None
+
+
+def _run(
+    plan: Sweep,
+    target: Path,
+    executor: Executor | None,
+    workers: int,
+    tell: Callable[[int], None],
+) -> dict[tuple[Any, ...], str]:
+    """Evaluate what is left of a sweep, its lock held."""
     store = target.with_name(target.name + ".partial.zarr")
     journal = target.with_name(target.name + ".journal")
     done = _resume(plan, store, journal)
-    tell = progress or (lambda _: None)
     refused: dict[tuple[int, ...], str] = {}
-    waiting = []
-    for block in plan.blocks():
-        if block.name in done:
-            tell(_points(plan, block))
-        else:
-            waiting.append(block)
+    tell(sum(_points(plan, block) for block in plan.blocks() if block.name in done))
+    waiting = (block for block in plan.blocks() if block.name not in done)
     with journal.open("a", encoding="utf-8") as finished:
         for block, values in _evaluated(waiting, executor, workers):
             if isinstance(values, str):
@@ -333,13 +358,23 @@ def sweep(
     everything = {where: why for where, why in plan.cases.items() if isinstance(why, str)}
     for outer, why in refused.items():
         everything[tuple(axis[i] for axis, i in zip(labels, outer, strict=True))] = why
+    if len(everything) == len(plan.cases):
+        _remove(store)
+        journal.unlink()
+        raise DomainError(
+            f"no case of the sweep could be computed: {next(iter(everything.values()))}"
+        )
     _finish(plan, store, target, everything)
     journal.unlink()
     return everything
 
 
 def _check_installed() -> None:
-    missing = [n for n in ("dask", "h5netcdf", "h5py", "pyarrow", "zarr") if find_spec(n) is None]
+    missing = [
+        n
+        for n in ("dask", "filelock", "h5netcdf", "h5py", "pyarrow", "zarr")
+        if find_spec(n) is None
+    ]
     if missing:
         raise DomainError(
             f"a sweep needs {', '.join(missing)}: pip install 'specmodel[sweep]' brings them"
@@ -351,17 +386,16 @@ def _points(plan: Sweep, block: Block) -> int:
 
 
 def _evaluated(
-    blocks: Sequence[Block], executor: Executor | None, workers: int
+    blocks: Iterator[Block], executor: Executor | None, workers: int
 ) -> Iterator[tuple[Block, dict[str, NDArray[Any]] | str]]:
     """Yield results as they come; never more than a few blocks are in memory."""
     if executor is None:
         for block in blocks:
             yield block, evaluate(block)
         return
-    queue = iter(blocks)
     running: dict[Future[Any], Block] = {}
     while True:
-        for block in islice(queue, _AHEAD * workers - len(running)):
+        for block in islice(blocks, _AHEAD * workers - len(running)):
             running[executor.submit(evaluate, block)] = block
         if not running:
             return
@@ -435,7 +469,9 @@ def _template(plan: Sweep) -> xr.Dataset:
     coords |= {"B": plan.B, "k": plan.k.astype(int), "L": plan.L}
     if plan.alpha:
         coords["alpha"] = np.asarray(plan.alpha)
-    data = xr.Dataset(variables, coords=coords, attrs={"specmodel_version": __version__})
+    data = xr.Dataset(
+        variables, coords=coords, attrs={"specmodel_version": __version__, **plan.attrs}
+    )
     for name, units in (("B", "1"), ("k", "token"), ("L", "token")):
         data[name].attrs["units"] = units
     return data
@@ -509,8 +545,6 @@ def _rows(plan: Sweep, data: xr.Dataset, path: Path, *, csv: bool) -> None:
         if writer is None:
             writer = (pa.csv.CSVWriter if csv else pa.parquet.ParquetWriter)(path, table.schema)
         writer.write_table(table)
-    if writer is None:
-        raise DomainError(f"no case of the sweep could be computed: {reasons.reshape(-1)[0]}")
     writer.close()
 
 

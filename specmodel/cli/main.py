@@ -78,6 +78,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
             "--price",
             {"metavar": "USD", "help": "Of one device for an hour."},
         ),
+        ("--draft-price", {"metavar": "USD", "help": "Of one device of the drafter's [--price]."}),
         ("--dtype", {"help": "Activations, unquantised weights, KV [config.json's]."}),
         ("--weights", {"metavar": "DTYPE", "help": "Quantise the layers' weights."}),
         ("--kv-dtype", {"metavar": "DTYPE", "help": "KV cache [--dtype]."}),
@@ -88,6 +89,14 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             "--expert-overlap",
             {"metavar": "O", "default": "0", "help": "0: rows route independently."},
+        ),
+        (
+            "--basis",
+            {
+                "type": click.Choice(["calibrated", "generic"]),
+                "default": "calibrated",
+                "help": "Measured numbers where the device has them, or generic ones throughout.",
+            },
         ),
         (
             "--level",
@@ -153,8 +162,9 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
 def sweep(output: str, variables: str | None, **options: Any) -> None:
     """Evaluate every combination of lists into a file; the same command resumes it.
 
-    Every option takes a list (those whose values have commas: separated by semicolons), alpha
-    also FIRST:LAST:STEP. Options with several values become axes of the file.
+    Every option whose value is free text takes a list (those whose values have commas: separated
+    by semicolons), alpha also FIRST:LAST:STEP. Options with several values become axes of the
+    file. k runs over --k, or from 0 to --k-max.
     """
     from specmodel.cli.output import write
     from specmodel.cli.sweep import run_sweep

@@ -62,8 +62,10 @@ def _worth(setup: Setup, answer: Answer) -> dict[str, float | None]:
     }
     found: dict[str, float | None] = {}
     for name, rate in rates.items():
-        found[f"cost_per_million_tokens{name}"] = setup.cost_per_million_tokens(rate)
-        found[f"joules_per_token{name}"] = setup.joules_per_token(rate)
+        drafting = name == "_with_drafter"
+        cost = setup.cost_per_million_tokens(rate, drafting=drafting)
+        found[f"cost_per_million_tokens{name}"] = cost
+        found[f"joules_per_token{name}"] = setup.joules_per_token(rate, drafting=drafting)
     return found
 
 
@@ -175,14 +177,16 @@ def _capacity(request: Request, answer: Answer) -> str:
     if not plain.batch:
         setup = request.setup
         need = answer.devices_needed
-        more = f"{need} would (--tp {need})" if need else "no --tp that divides it would"
+        layout = setup.execution.layout
+        tp = need and need * layout.tp // layout.devices
+        more = f"{need} would (--tp {tp})" if need else "no --tp that divides it would"
         size = f"{setup.device.memory_capacity / 1e9:.0f} GB"
         return f"{setup.execution.layout.devices} device(s) of {size} cannot hold it; {more}"
     text = f"largest batch that fits: {plain.batch} plain ({plain.tokens_per_second:.0f} tok/s)"
     if request.setup.k == 0:
         return text
     if not spec.batch:
-        return f"{text}; with the drafter the weights do not fit"
+        return f"{text}; with the drafter not one sequence fits"
     yields = f"{spec.tokens_per_second:.0f} tok/s at k = {spec.k}"
     return f"{text}, {spec.batch} with the drafter ({yields})"
 
