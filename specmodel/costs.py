@@ -318,6 +318,24 @@ class _Sizes(NamedTuple):
         return self.batch * self.width
 
     @property
+    def again(self) -> Floats:
+        """How often what all positions share is read."""
+        return 1 + self.reread * np.maximum(self.width - 1, 0)
+
+    def read(self, cached: Floats, picks: int | None) -> Floats:
+        """Return what a sequence reads of `cached` entries, of which each position picks some.
+
+        Positions pick their own: all of them differ, as far as there are entries, and where
+        nothing is reused (r = 1) each position reads all that it picked.
+        """
+        if picks is None:
+            return cached * self.again
+        width = np.maximum(self.width, 1)
+        together = np.minimum(cached, picks * width)
+        own = width * np.minimum(cached, picks)
+        return np.asarray((1 - self.reread) * together + self.reread * own)
+
+    @property
     def routed(self) -> Floats:
         """Rows that route independently, of all that reach this device's experts."""
         return self.everyone * (1 + np.maximum(self.width - 1, 0) * (1 - self.overlap))
@@ -418,20 +436,17 @@ def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
 def _attention(
     a: Architecture, attention: Attention | LatentAttention, count: int, sizes: _Sizes
 ) -> Iterator[Operator]:
-    batch, width, context, reread, *_ = sizes
     rows, value = sizes.rows, BYTES[a.dtype]
     cap = np.asarray(min(attention.window or np.inf, attention.chunk or np.inf))
-    read = np.minimum(context, cap)
-    seen = np.minimum(context, attention.index_topk or cap)
-    if attention.index_topk:  # each position picks its own best tokens
-        read = np.minimum(read, attention.index_topk * np.maximum(width, 1))
+    within = np.minimum(sizes.context, cap)
+    seen = np.minimum(within, attention.index_topk or np.inf)
+    read = sizes.read(within, attention.index_topk)
     cached = attention.kv_elements * BYTES[a.kv_dtype]
-    again = 1 + reread * np.maximum(width - 1, 0)
     new = 2 * attention.query_width * value + attention.kv_elements * value + cached
     # rotary embedding in place, new keys and values into the cache
     yield _elementwise("rotary and KV write", count, rows * new)
     if attention.index_heads:
-        yield _index_scores(a, attention, count, sizes, context)
+        yield _index_scores(a, attention, count, sizes, sizes.context)
     kernels = 2 if attention.cross else 1  # which share the context
     yield Operator(
         name="attention",
@@ -439,16 +454,15 @@ def _attention(
         group="attention",
         count=count * kernels,
         flops=rows * seen * attention.flops_per_pair / kernels,
-        kv_bytes=batch * read * cached * again / kernels,
+        kv_bytes=sizes.batch * read * cached / kernels,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
         dtype=a.kv_dtype,
         shape={
-            "batch": batch,
+            "batch": sizes.batch,
             "kv_heads": getattr(attention, "kv_heads", 1),
-            "width": width,
+            "width": sizes.width,
             "context": read / kernels,
-            "kv_read_once": batch * read * cached / kernels,
         },
     )
 
@@ -462,14 +476,13 @@ def _index_scores(
 ) -> Operator:
     """An indexer's score of every cached index key."""
     index = attention.index_heads * attention.index_dim
-    again = 1 + sizes.reread * np.maximum(sizes.width - 1, 0)
     return Operator(
         name="index scores",
         kind="index",
         group="attention",
         count=count,
         flops=2.0 * sizes.rows * keys * index,
-        kv_bytes=sizes.batch * keys * attention.index_dim * BYTES[a.kv_dtype] * again,
+        kv_bytes=sizes.batch * keys * attention.index_dim * BYTES[a.kv_dtype] * sizes.again,
         activation_bytes=sizes.rows * index * BYTES[a.dtype],
         compute_dtype=a.dtype,
     )
@@ -483,12 +496,12 @@ def _compressed(
     There are L / ratio entries (a fraction, so that time grows evenly). An open window is
     written token by token and read once when it closes.
     """
-    batch, width, context, reread, *_ = sizes
-    rows, value, cache = sizes.rows, BYTES[a.dtype], BYTES[a.kv_dtype]
+    context, rows = sizes.context, sizes.rows
+    value, cache = BYTES[a.dtype], BYTES[a.kv_dtype]
     recent = np.minimum(context, attention.window)
     entries = context / attention.ratio if attention.ratio else np.zeros_like(context)
     seen = np.minimum(entries, attention.index_topk or np.inf)
-    picked = np.minimum(entries, (attention.index_topk or np.inf) * np.maximum(width, 1))
+    read = recent * sizes.again + sizes.read(entries, attention.index_topk)
     kept = sum(attention.kept().values()) + attention.index_dim / (attention.ratio or 1)
     partial = (1 + attention.series) * attention.partial_elements * PARTIAL_BYTES
     new = (2 * attention.query_width + attention.kv_elements) * value + kept * cache + partial
@@ -501,10 +514,7 @@ def _compressed(
         group="attention",
         count=count,
         flops=rows * (recent + seen) * attention.flops_per_pair,
-        kv_bytes=batch
-        * (recent + picked)
-        * (attention.kv_elements * cache)
-        * (1 + reread * np.maximum(width - 1, 0)),
+        kv_bytes=sizes.batch * read * attention.kv_elements * cache,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
     )

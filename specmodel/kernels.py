@@ -156,9 +156,7 @@ def _gemm(op: Operator, slowdown: float) -> dict[str, ArrayLike]:
 
 
 def _attention(op: Operator, _: float) -> dict[str, ArrayLike]:
-    own = {key: op.shape[key] for key in ("batch", "kv_heads", "width", "context")}
-    once = op.shape["kv_read_once"]
-    return {**own, "kv_bytes": once, "flops": op.flops, "query_bytes": op.activation_bytes}
+    return {**op.shape, **_mla(op, 1.0)}
 
 
 def _mla(op: Operator, _: float) -> dict[str, ArrayLike]:

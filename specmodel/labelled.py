@@ -80,7 +80,8 @@ def speculate(
     -------
     xarray.Dataset
         ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star
-        tokens_per_second memory_bytes max_batch fits``, each with ``units``; ``attrs["basis"]`` says where the rates come from.
+        tokens_per_second memory_bytes max_batch fits``, each with ``units``;
+        ``attrs["basis"]`` says where the rates come from.
 
     Raises
     ------

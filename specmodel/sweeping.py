@@ -320,9 +320,10 @@ def sweep(
     lock = FileLock(target.with_name(target.name + ".lock"), timeout=0)
     try:
         with lock:
-            refused = _run(plan, target, executor, workers, progress or (lambda _: None))
-            Path(lock.lock_file).unlink(missing_ok=True)
-            return refused
+            try:
+                return _run(plan, target, executor, workers, progress or (lambda _: None))
+            finally:
+                Path(lock.lock_file).unlink(missing_ok=True)
     except Timeout:
         raise DomainError(f"another sweep is writing {target}") from None
 
@@ -339,7 +340,8 @@ def _run(
     journal = target.with_name(target.name + ".journal")
     done = _resume(plan, store, journal)
     refused: dict[tuple[int, ...], str] = {}
-    tell(sum(_points(plan, block) for block in plan.blocks() if block.name in done))
+    if done:
+        tell(sum(_points(plan, block) for block in plan.blocks() if block.name in done))
     waiting = (block for block in plan.blocks() if block.name not in done)
     with journal.open("a", encoding="utf-8") as finished:
         for block, values in _evaluated(waiting, executor, workers):

@@ -10,7 +10,7 @@ import pytest
 
 import specmodel as sm
 from specmodel.architectures import Attention, CompressedAttention, from_dict, mtp_head
-from specmodel.costs import pass_operators
+from specmodel.costs import Layout, pass_operators
 from specmodel.defaults import default_kind, make_drafter
 
 PRESETS = Path(sm.__file__).parent / "data" / "models"
@@ -51,6 +51,8 @@ def test_v4_reads_the_window_the_best_entries_and_every_index_key() -> None:
     assert cache_read(v4, L) == pytest.approx(2 * read_once)
     # each of four positions picks its own entries; the rest is read once
     assert cache_read(v4, L, W=4) == pytest.approx(2 * (read_once + 3 * 21 * 512 * 512))
+    # without reuse each of them reads all that it looks at
+    assert cache_read(v4, L, W=4, r=1) == pytest.approx(4 * 2 * read_once)
     # below the selection all entries are read
     short = 43 * 128 * 512 + 21 * 256 * (512 + 128) + 20 * 8 * 512
     assert cache_read(v4, 1024) == pytest.approx(2 * short)
@@ -190,8 +192,12 @@ def test_t5_is_counted_by_hand(
 def test_t5_reads_every_token_of_the_context_once_a_layer() -> None:
     model = sm.load_model("t5-11b")
     assert cache_read(model, 1000) == 1000 * model.kv_bytes_per_token
+    assert cache_read(model, 1000, W=4, r=1) == 4000 * model.kv_bytes_per_token
     kernels = [op for op in pass_operators(model, B=1, L=1000) if op.name == "attention"]
     assert sum(int(op.count) for op in kernels) == 2 * 24
+    shared = pass_operators(model, B=1, layout=Layout(tp=2))
+    (reduced,) = [op for op in shared if op.collective == "all-reduce"]
+    assert reduced.count == 3 * 24 + 1  # after both attentions and the feed-forward part
 
 
 def test_t5_successors() -> None:

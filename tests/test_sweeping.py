@@ -248,7 +248,7 @@ def test_command_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--gpu", "g100,g200", "-o", "out.nc"], "no case of the sweep is possible: unknown GPU"),
         (["--gpu", "h100", "-o", "out.nc", "--variables", "speed"], "unknown variable 'speed'"),
         (["--gpu", "h100", "-o", "out.nc", "--alpha", "0.9:0.5:0.1"], "FIRST:LAST:STEP"),
-        (["--gpu", "h100", "-o", "out.nc", "--workers", "0"], "workers must be >= 1"),
+        (["--gpu", "h100", "-o", "out.nc", "--workers", "0"], "workers must be in [1, "),
         (["--gpu", "m4-max", "-o", "out.csv"], "no case of the sweep could be computed"),
         (["--gpu", "h100", "-o", "out.nc", "--cluster", "tcp://127.0.0.1:9"], "no Dask scheduler"),
     ],
@@ -276,3 +276,45 @@ def test_alphas_are_the_same_in_all_cases() -> None:
         plan(cases={("h100", 1): case(), ("h100", 2): case(), ("l40s", 1): case()})
     with pytest.raises(sm.DomainError, match="without repeats"):
         plan(B=np.array([1.0, 1.0]))
+
+
+def test_two_sweeps_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.nc"
+
+    def second(_: int) -> None:
+        with pytest.raises(sm.DomainError, match="another sweep is writing"):
+            sweep(plan(), path)
+
+    sweep(plan(), path, progress=second)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_says_what_was_set_and_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.nc"
+    kept = "S,fits,max_batch,memory_bytes,tokens_per_second"
+    arguments = ["sweep", "--gpu", "h100,l40s", "--batch", "1,500", "--variables", kept]
+    assert main([*arguments, "-o", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "acceptance was measured up to k = 3" in said
+    data = read(path)
+    assert data.attrs["model"] == "llama-3.1-8b"
+    assert "vLLM" in data.attrs["assumed_acceptance"]
+    assert "gpu" not in data.attrs
+    at = {"gpu": "l40s", "L": 2048, "k": 4}
+    assert not bool(data.fits.sel(at).sel(B=500))
+    assert bool(data.fits.sel(at).sel(B=1))
+    assert main(["predict", "--gpu", "l40s", "--batch", "1", "--k", "4", "--format", "json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert int(data.max_batch.sel(at)) == point["max_batch"]
+    assert float(data.memory_bytes.sel(at).sel(B=1)) == point["memory_bytes"]
+    rate = float(data.tokens_per_second.sel(at).sel(B=1))
+    assert rate == pytest.approx(point["tokens_per_second"])
+
+
+def test_where_no_case_can_be_computed_nothing_is_left(tmp_path: Path) -> None:
+    for ending in ("nc", "csv"):
+        path = tmp_path / f"out.{ending}"
+        assert main(["sweep", "--gpu", "h100", "--ep", "-o", str(path)]) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from specmodel.architectures.hybrids import HYBRIDS
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.quantisation import from_hf_quant_config, with_quantisation
 from specmodel.architectures.records import Architecture
+from specmodel.architectures.serialise import MARK, from_record, from_yaml, no_duplicates
 from specmodel.architectures.sparse import SPARSE
 from specmodel.errors import ArchitectureError, did_you_mean
 
@@ -46,7 +47,7 @@ _CAUSAL = re.compile(r".*(ForCausalLM|ForConditionalGeneration|LMHeadModel)")
 
 
 def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Architecture:
-    """Read a ``config.json``, or the one in a directory.
+    """Read a ``config.json``, the one in a directory, or a model's record in JSON.
 
     Parameters
     ----------
@@ -66,6 +67,8 @@ def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Arc
     if file.is_dir():
         file = file / "config.json"
     values = _load(file)
+    if MARK in values:
+        return from_record(values, where=str(path))
     if name is None:
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
     beside = file.with_name("hf_quant_config.json")
@@ -166,27 +169,40 @@ def _text_part(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -
     return values
 
 
-def _load(file: Path) -> dict[str, Any]:
+def read_record(path: str | os.PathLike[str]) -> Architecture:
+    """Read a model's record in YAML.
+
+    Raises
+    ------
+    ArchitectureError
+        Naming the file and the missing, unknown or impossible key.
+    """
+    return from_yaml(_text(Path(path)), where=str(path))
+
+
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Return whether a readable file says that it is a model's record."""
+    file = Path(path)
+    return file.is_file() and MARK in _text(file)
+
+
+def _text(file: Path) -> str:
     try:
         if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
             raise ArchitectureError(f"{file}: not a file of at most {_MOST_BYTES:,} bytes")
-        text = file.read_text(encoding="utf-8")
-        values = json.loads(text, object_pairs_hook=_no_duplicates)
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ArchitectureError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ArchitectureError(f"{file}: cannot be read: {error}") from None
+
+
+def _load(file: Path) -> dict[str, Any]:
+    text = _text(file)
+    try:
+        values = json.loads(text, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ArchitectureError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ArchitectureError(f"{file}: must hold a JSON object; got {type(values).__name__}")
-    return values
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
     return values

@@ -8,6 +8,7 @@ from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention
 from specmodel.architectures.records import Architecture, Layer
 
+_MOST_LAYERS = 10_000
 _FEED_FORWARD = {"relu": False, "gated-gelu": True}
 
 
@@ -54,6 +55,3 @@ def t5(keys: Keys, fields: dict[str, Any]) -> Architecture:
         },
         layers=((first, 1),) if decoders == 1 else ((first, 1), (layer, decoders - 1)),
     )
-
-
-_MOST_LAYERS = 10_000

@@ -206,7 +206,7 @@ def list_(what: str, form: str) -> None:
     type=click.Choice(["table", "json", "csv", "yaml"]),
     default="table",
     show_default=True,
-    help="yaml: a device's file, to edit and give to --profile.",
+    help="yaml: a file to edit, of a device for --profile, of a model for --model.",
 )
 def show(name: str, form: str) -> None:
     """Show one device or model: its numbers and where they come from."""
