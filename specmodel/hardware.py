@@ -318,7 +318,9 @@ def device_yaml(device: Device) -> str:
         "datasheet": sheet,
         **({"calibration": device.calibration.record()} if device.calibration else {}),
     }
-    return yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(
+        record, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
+    )
 
 
 def _device(record: Any, where: str) -> Device:

@@ -25,7 +25,9 @@ allreduce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +101,8 @@ def read_published(
     device = device or device_of(gpu)
     parts: list[Table] = []
     seen: set[str] = set()
-    for operator, frame in _frames(path, gpu).items():
+    frames, checksum = _frames(path, gpu)
+    for operator, frame in frames.items():
         seen |= set(map(str, frame["gpu"].unique()))
         mine = frame[(frame["gpu"] == gpu) & (frame["fw"] == engine)]
         if len(mine):
@@ -114,7 +117,8 @@ def read_published(
         numbers={key: np.concatenate([part.numbers[key] for part in parts]) for key in NUMBERS},
         lines=np.concatenate([part.lines for part in parts]),
         source={
-            "table": Path(path).name,
+            "table": Path(path).resolve().name,
+            "sha256": checksum,
             "gpu": gpu,
             "engine": f"{engine} {', '.join(versions)}",
             "licence": LICENCE,
@@ -132,14 +136,22 @@ def labels(path: str | Path) -> tuple[tuple[str, str], ...]:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def _frames(path: str | Path, gpu: str) -> dict[str, pd.DataFrame]:
+def _frames(path: str | Path, gpu: str) -> tuple[dict[str, pd.DataFrame], str]:
+    """Return the tables by operator, and one checksum of their files."""
     if str(path) == PACKAGE:
         return _package(gpu)
     folder = Path(path)
     found = {name: folder / file for name, file in FILES.items() if (folder / file).is_file()}
     if not found:
         raise FitError(f"{folder}: has none of {', '.join(FILES.values())}")
-    return {operator: _parquet(file) for operator, file in found.items()}
+    return {operator: _parquet(file) for operator, file in found.items()}, _checksum(found.values())
+
+
+def _checksum(files: Iterable[Path]) -> str:
+    digest = sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _parquet(file: Path) -> pd.DataFrame:
@@ -155,7 +167,7 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise FitError(f"{file}: cannot be read: {error}") from None
 
 
-def _package(gpu: str) -> dict[str, pd.DataFrame]:
+def _package(gpu: str) -> tuple[dict[str, pd.DataFrame], str]:
     """Return one GPU's tables from the installed package, in the columns of the folder."""
     from importlib.util import find_spec
 
@@ -169,9 +181,11 @@ def _package(gpu: str) -> dict[str, pd.DataFrame]:
         known = [folder.name for folder in root.iterdir() if folder.is_dir()]
         raise FitError(f"{PACKAGE} has no gpu {gpu!r}{did_you_mean(gpu, known)}")
     frames: dict[str, pd.DataFrame] = {}
+    files: list[Path] = []
     for operator, (folder, name, names) in _IN_PACKAGE.items():
         parts = []
         for file in sorted((root / gpu / folder).glob(f"*/*/{name}_perf.parquet")):
+            files.append(file)
             version, engine = file.parent.name, file.parents[1].name
             part = _parquet(file).rename(columns=names)
             parts.append(part.assign(gpu=gpu, fw=engine, ver=version))
@@ -184,7 +198,7 @@ def _package(gpu: str) -> dict[str, pd.DataFrame]:
             if operator == "allreduce":
                 frame["bytes"] = 2 * frame["message_elements"]
             frames[operator] = frame
-    return frames
+    return frames, _checksum(files)
 
 
 _IN_PACKAGE: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -211,8 +225,6 @@ _IN_PACKAGE: dict[str, tuple[str, str, dict[str, str]]] = {
 
 def _version(text: str) -> tuple[tuple[int, str], ...]:
     """Return a key that orders versions: 0.5.14 after 0.5.6.post2, 1.3.0rc20 after 1.3.0rc5."""
-    import re
-
     parts = re.findall(r"\d+|[a-z]+", text.lower())
     return tuple((int(p), "") if p.isdigit() else (-1 if p == "rc" else 0, p) for p in parts)
 

@@ -97,7 +97,8 @@ class Table:
 
     def formats(self, operator: str) -> tuple[str, ...]:
         """Return what an operator's fits are divided by: formats, KV formats or modes."""
-        return tuple(sorted(set(self._keys(operator)[self.texts["operator"] == operator])))
+        keys = self._keys(operator)[self.texts["operator"] == operator]
+        return tuple(sorted(map(str, np.unique(keys))))
 
     def in_format(self, operator: str, key: str) -> Table:
         """Return the rows of one operator and one of its `formats`."""
