@@ -12,15 +12,17 @@ gemm
     m = 1, which is twice too slow, and no row 15% above the median of the five rows of its
     (n, k) that surround it in m: isolated hiccups of about 6 us.
 attention
-    A cache larger than 1.3 L2, since a smaller one was read from it; not heads = kv_heads > 1,
-    which are outliers. TensorRT-LLM on A100 implies more than the peak bandwidth: none.
+    A cache larger than 1.3 L2, since a smaller one was read from it; batches up to 512 and
+    contexts from 128 tokens; not heads = kv_heads > 1, which are outliers. An fp8 cache: heads of
+    128, because its numbers do not transfer between head sizes. TensorRT-LLM on A100 implies more
+    than the peak bandwidth: none.
 mla
     A cache larger than 1.3 L2.
 experts
     m <= 512, experts not spread over devices, touched weights larger than 1.3 L2. Models with
     squared-ReLU experts have two matrices instead of three (vLLM from 0.19 on times them so).
 allreduce
-    Kernels inside CUDA graphs; vectors up to 32 MiB, which is 1,024 rows of 16,384.
+    Kernels inside CUDA graphs; vectors up to 16 MiB, which is 1,024 rows of 8,192.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ PACKAGE = "aiconfigurator-core"
 LICENCE = "aiconfigurator-core tables, Apache-2.0"
 
 _COLD = 1.3  # times the L2 cache: what is larger was read from memory
-_LARGEST_VECTOR = 32 * 2**20
+_LARGEST_VECTOR = 16 * 2**20
 _UNGATED = ((2688, 1856), (1024, 2688), (2048, 5120))  # Nemotron 3: (hidden or latent, width)
 _FORMATS = {"bfloat16", "fp8"}
 
@@ -101,16 +103,21 @@ def read_published(
     device = device or device_of(gpu)
     parts: list[Table] = []
     seen: set[str] = set()
+    seen_engines: set[str] = set()
     frames, checksum = _frames(path, gpu)
     for operator, frame in frames.items():
         seen |= set(map(str, frame["gpu"].unique()))
         mine = frame[(frame["gpu"] == gpu) & (frame["fw"] == engine)]
+        seen_engines |= set(map(str, frame["fw"].unique()))
         if len(mine):
             parts += _READ[operator](mine, gpu, device)
     parts = [part for part in parts if len(part)]
+    engines = ", ".join(sorted(seen_engines)) or "none"
     if not parts:
         hint = did_you_mean(gpu, seen) if gpu not in seen else ""
-        raise FitError(f"{path}: no row of gpu {gpu!r} and engine {engine!r}{hint}")
+        raise FitError(
+            f"{path}: no row of gpu {gpu!r} and engine {engine!r}{hint} (engines: {engines})"
+        )
     versions = sorted({str(part.source["engine"]) for part in parts})
     return Table(
         texts={key: np.concatenate([part.texts[key] for part in parts]) for key in TEXTS},
@@ -226,7 +233,8 @@ _IN_PACKAGE: dict[str, tuple[str, str, dict[str, str]]] = {
 def _version(text: str) -> tuple[tuple[int, str], ...]:
     """Return a key that orders versions: 0.5.14 after 0.5.6.post2, 1.3.0rc20 after 1.3.0rc5."""
     parts = re.findall(r"\d+|[a-z]+", text.lower())
-    return tuple((int(p), "") if p.isdigit() else (-1 if p == "rc" else 0, p) for p in parts)
+    keys = [(int(p), "") if p.isdigit() else (-1 if p == "rc" else 0, p) for p in parts]
+    return (*keys, (0, ""))
 
 
 def _newest(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
@@ -301,6 +309,9 @@ def _attention(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Tab
         return []
     for kv_dtype in sorted(_FORMATS & set(frame["kv_dtype"])):
         mine = _newest(frame[frame["kv_dtype"] == kv_dtype], "kernel")
+        mine = mine[(mine["batch"] <= 512) & (mine["kv_len"] >= 128)]
+        if kv_dtype == "fp8":
+            mine = mine[mine["head_dim"] == 128]
         same = (mine["num_heads"] == mine["num_kv_heads"]) & (mine["num_kv_heads"] > 1)
         table = _table(
             mine[~same],

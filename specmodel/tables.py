@@ -259,7 +259,8 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
     if (other := names != names[0]).any():
         at = int(np.argmax(other))
         raise FitError(
-            f"{where}: line {table.lines[at]}: device {names[at]!r}, but {names[0]!r} before it"
+            f"{where}: line {table.lines[at]}: device {str(names[at])!r}, "
+            f"but {str(names[0])!r} before it"
         )
     if device is None or not names[0]:
         return
@@ -269,7 +270,7 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
         return  # a name that no record claims, such as a CPU's
     if found.name != device.name:
         raise FitError(
-            f"{where}: line {table.lines[0]}: a table of {names[0]!r}, not of {device.title}"
+            f"{where}: line {table.lines[0]}: a table of {str(names[0])!r}, not of {device.title}"
         )
 
 
@@ -345,6 +346,7 @@ def features(table: Table, operator: str) -> dict[str, Floats]:
             "flops": 2.0 * pairs * c["heads"] * moved,
             "query_bytes": rows * c["heads"] * moved * np.maximum(each, 2.0),
             "split": _splits(table),
+            **({} if latent else {"head_dim": c["head_dim"]}),
         }
     if operator == "experts":
         matrices = np.where(_noted(table, "ungated"), 2.0, 3.0)
