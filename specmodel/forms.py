@@ -615,7 +615,7 @@ def soft_roofline(operator: str) -> Form:
         return v["t0"] + p_norm(memory, flops / (v["eta_f"] * rates.flops), v["p"])
 
     return Form(
-        name=f"{operator}-plain-soft-roofline",
+        name=f"{operator}-soft",
         operator=operator,
         meaning="a plain soft roofline",
         seconds=seconds,
@@ -635,6 +635,8 @@ FORMS: dict[str, Form] = {
         ELEMENTWISE,
         LAUNCH,
         ALL_REDUCE,
+        soft_roofline("mla"),
+        soft_roofline("experts"),
     )
 }
 """Every form a profile can name."""

@@ -22,12 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel.comparison import Comparison
 from specmodel.errors import DomainError
-from specmodel.fitting import TableFit
 from specmodel.report import Answer, Prediction
 from specmodel.speculation import regime
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from specmodel.fitting import TableFit
 
 Floats = NDArray[np.float64]
 
