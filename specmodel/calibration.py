@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from specmodel.errors import DomainError, ProfileError, did_you_mean
-from specmodel.forms import FORMS, Features, Floats, Form, Rates, form_named
+from specmodel.forms import Features, Floats, Form, Rates, form_named
 
 SCHEMA = 1
 OPERATORS = ("gemm", "attention", "mla", "experts", "elementwise", "launch", "allreduce")
@@ -40,12 +40,17 @@ class Errors:
     def of(cls, log_ratio: Floats) -> Errors:
         """Return the errors of logarithms of predicted over measured."""
         off = np.abs(np.expm1(log_ratio))
-        p90 = float(np.quantile(off, 0.9))
-        return cls(n=off.size, mean=float(off.mean()), median=float(np.median(off)), p90=p90)
+        mean, median, p90 = np.mean(off), np.median(off), np.quantile(off, 0.9)
+        return cls(
+            n=off.size,
+            mean=rounded(float(mean)),
+            median=rounded(float(median)),
+            p90=rounded(float(p90)),
+        )
 
     def record(self) -> dict[str, Any]:
         """Return plain numbers for a file."""
-        return {"n": self.n, **{key: rounded(getattr(self, key)) for key in _FRACTIONS}}
+        return {"n": self.n, **{key: getattr(self, key) for key in _FRACTIONS}}
 
 
 _FRACTIONS = ("mean", "median", "p90")
@@ -112,7 +117,7 @@ class FittedOperator:
 
     def record(self) -> dict[str, Any]:
         """Return plain values for a file; `fitted_operator` reads them back."""
-        units = {p.name: p.unit for p in FORMS[self.form].parameters}
+        units = {p.name: p.unit for p in form_named(self.form).parameters}
         parameters: dict[str, Any] = {}
         for name, value in self.values.items():
             entry: dict[str, Any] = {"value": value, "unit": units[name]}

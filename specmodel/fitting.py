@@ -22,17 +22,18 @@ from specmodel.calibration import (
     rounded,
 )
 from specmodel.errors import FitError
-from specmodel.forms import Features, Floats, Form, Parameter, Rates, form_for, soft_roofline
+from specmodel.forms import FORMS, Features, Floats, Form, Parameter, Rates, form_for, soft_roofline
 from specmodel.hardware import Device
 from specmodel.tables import Table, features, groups
 
-FOLDS = 5
+FOLDS = 10
 """Parts that the shapes are divided into for held-out errors."""
 
 MOST = 8
 """Numbers fitted for one operator and number format, at most."""
 
 _FEWEST = 3  # rows
+_TIE = 0.01  # held-out errors this close, as a share of them, are the same
 _UNKNOWN = 0.6  # of its prior's width: a parameter known no better than this is pinned
 _UNMOVED = 0.1  # of its prior's width: the table did not move it
 _ENOUGH = 2000  # rows to choose between sets of constants
@@ -392,7 +393,7 @@ def fit_table(table: Table, device: Device) -> TableFit:
     notes: list[str] = [f"could not run: {failure}" for failure in table.failures]
     for operator in OPERATORS:
         for key in table.formats(operator):
-            part = table.in_format(operator, key)
+            part = _one_mode(table.in_format(operator, key), notes)
             dtype = str(part.texts["dtype"][0])
             if dtype and dtype not in device.peak_flops:
                 notes.append(f"{operator} {key}: {device.name} has no {dtype} peak: not fitted")
@@ -410,8 +411,16 @@ def fit_table(table: Table, device: Device) -> TableFit:
             if len(part) < _FEWEST:
                 notes.append(f"{operator} {key}: {len(part)} rows are too few: not fitted")
                 continue
-            fits.setdefault(operator, {})[key] = fit_operator(form, data)
-            plain.setdefault(operator, {})[key] = fit_operator(soft_roofline(operator), data)
+            fit = fit_operator(form, data)
+            base = fit_operator(soft_roofline(operator), data)
+            if base.form in FORMS and _better(base, fit):
+                notes.append(
+                    f"{operator} {key}: a plain soft roofline predicts left-out shapes better than "
+                    f"{form.name} does: it is used"
+                )
+                fit = base
+            fits.setdefault(operator, {})[key] = fit
+            plain.setdefault(operator, {})[key] = base
             rows[operator, key] = data
     if not fits:
         raise FitError("; ".join(["nothing to fit in this table", *notes]))
@@ -425,6 +434,22 @@ def fit_table(table: Table, device: Device) -> TableFit:
         baseline=plain,
         rows=rows,
     )
+
+
+def _one_mode(part: Table, notes: list[str]) -> Table:
+    """Return captured rows where there are some: launched ones include the host's time."""
+    captured = part.texts["mode"] == "graph"
+    if captured.all() or not captured.any():
+        return part
+    what = f"{part.texts['operator'][0]} {part.texts['dtype'][0]}"
+    notes.append(f"{what}: {np.sum(~captured)} rows outside CUDA graphs are not fitted")
+    return part.where(captured)
+
+
+def _better(one: FittedOperator, other: FittedOperator) -> bool:
+    if one.held_out is None or other.held_out is None:
+        return False
+    return one.held_out.mean < (1 - _TIE) * other.held_out.mean
 
 
 def _tiled(device: Device) -> bool:

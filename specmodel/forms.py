@@ -17,7 +17,7 @@ attention
 mla
     kv_bytes, flops, query_bytes.
 experts
-    m, top_k, hidden, width; touched, distinct experts; weight_bytes of one expert; flops.
+    m, top_k, experts, hidden, width; touched, distinct experts; weight_bytes of one expert; flops.
 elementwise
     bytes.
 allreduce
@@ -457,13 +457,24 @@ MLA = Form(
 
 
 def _experts(features: Features, rates: Rates, v: Values) -> Floats:
-    keys = ("m", "top_k", "touched", "hidden", "width", "weight_bytes", "flops")
-    m, top_k, touched, hidden, width, each, flops = (
+    r"""Return the time of the routed experts of a layer. [s]
+
+    .. math::
+        T = t_0 + \frac{A w}{\eta_m M}\,\frac{I + c}{I} +
+        \frac{2 p\,(m k + b A\,[m > E])}{\eta_f F} + \frac{r\,m k\,(4 h + 6 I)}{M}
+
+    A experts are touched, of p parameters and w bytes each. Once tokens outnumber the experts,
+    kernels take larger tiles and each touched expert's rows are padded by b.
+    """
+    keys = ("m", "top_k", "experts", "touched", "hidden", "width", "weight_bytes", "flops")
+    m, top_k, experts, touched, hidden, width, each, flops = (
         np.asarray(features[key], dtype=np.float64) for key in keys
     )
+    pairs = m * top_k
+    padded = 1.0 + v["b"] * touched * (m > experts) / np.where(pairs > 0, pairs, 1.0)
     weights = touched * each / (v["eta_m"] * rates.bandwidth) * (width + v["c"]) / width
-    rows = v["r"] * m * top_k * (4.0 * hidden + 6.0 * width) / rates.bandwidth
-    return v["t0"] + weights + flops / (v["eta_f"] * rates.flops) + rows
+    rows = v["r"] * pairs * (4.0 * hidden + 6.0 * width) / rates.bandwidth
+    return v["t0"] + weights + flops * padded / (v["eta_f"] * rates.flops) + rows
 
 
 def _elementwise(features: Features, rates: Rates, v: Values) -> Floats:
@@ -512,6 +523,16 @@ EXPERTS = Form(
             prior=1.5,
             low=1e-2,
             high=50.0,
+        ),
+        Parameter(
+            name="b",
+            unit="row",
+            meaning="padding of a touched expert's rows once tokens outnumber the experts",
+            start=16.0,
+            prior=1.0,
+            low=0.1,
+            high=256.0,
+            absent=0.0,
         ),
     ),
 )
@@ -585,6 +606,8 @@ def soft_roofline(operator: str) -> Form:
 
     An all-reduce streams over the link instead of the memory.
     """
+    if operator == "gemm":
+        return GEMM_SOFT
 
     def seconds(features: Features, rates: Rates, v: Values) -> Floats:
         moved, flops = traffic(operator, features)
@@ -595,7 +618,7 @@ def soft_roofline(operator: str) -> Form:
         return v["t0"] + p_norm(memory, flops / (v["eta_f"] * rates.flops), v["p"])
 
     return Form(
-        name=f"{operator}-plain-soft-roofline",
+        name=f"{operator}-soft",
         operator=operator,
         meaning="a plain soft roofline",
         seconds=seconds,
@@ -615,6 +638,8 @@ FORMS: dict[str, Form] = {
         ELEMENTWISE,
         LAUNCH,
         ALL_REDUCE,
+        soft_roofline("mla"),
+        soft_roofline("experts"),
     )
 }
 """Every form a profile can name."""

@@ -28,6 +28,8 @@ from specmodel.speculation import regime
 if TYPE_CHECKING:
     import xarray as xr
 
+    from specmodel.fitting import TableFit
+
 Floats = NDArray[np.float64]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -393,4 +395,38 @@ def comparison_figure(result: Comparison) -> Figure:
         f"{setup.target.name} on {setup.device.label}, {setup.execution.level} level, "
         f"basis {setup.basis}"
     )
+    return figure
+
+
+def residual_figure(fitted: TableFit) -> Figure:
+    """Return a figure of measured over predicted time, a panel for each operator and format."""
+    panels = list(fitted.rows)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for axes, (kind, dtype) in zip(grid, panels, strict=False):
+        data, fit = fitted.rows[kind, dtype], fitted.calibration.operators[kind][dtype]
+        predicted = fit.seconds(data.features, data.rates)
+        axes.plot(
+            data.seconds * 1e6,
+            data.seconds / predicted,
+            linestyle="none",
+            marker=".",
+            markersize=3,
+            alpha=0.4,
+            color=COLOURS[0],
+            rasterized=True,
+        )
+        axes.axhline(1.0, color="0.3", linewidth=1)
+        spread = np.exp(1.645 * fit.residual)
+        axes.axhspan(1 / spread, spread, color=COLOURS[4], alpha=0.2, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("measured [us]")
+        axes.set_ylabel("measured / predicted [-]")
+        axes.set_title(f"{kind} {dtype}: {fit.in_sample.mean:.1%} of {fit.n:,} rows")
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    figure.suptitle("measured over predicted time; the band holds 90% of it")
     return figure

@@ -12,20 +12,24 @@ gemm
     m = 1, which is twice too slow, and no row 15% above the median of the five rows of its
     (n, k) that surround it in m: isolated hiccups of about 6 us.
 attention
-    A cache larger than 1.3 L2, since a smaller one was read from it; not heads = kv_heads > 1,
-    which are outliers. TensorRT-LLM on A100 implies more than the peak bandwidth: none.
+    A cache larger than 1.3 L2, since a smaller one was read from it; batches up to 512 and
+    contexts from 128 tokens; not heads = kv_heads > 1, which are outliers. An fp8 cache: heads of
+    128, because its numbers do not transfer between head sizes. TensorRT-LLM on A100 implies more
+    than the peak bandwidth: none.
 mla
     A cache larger than 1.3 L2.
 experts
     m <= 512, experts not spread over devices, touched weights larger than 1.3 L2. Models with
     squared-ReLU experts have two matrices instead of three (vLLM from 0.19 on times them so).
 allreduce
-    Kernels inside CUDA graphs; vectors up to 32 MiB, which is 1,024 rows of 16,384.
+    Kernels inside CUDA graphs; vectors up to 16 MiB, which is 1,024 rows of 8,192.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +58,7 @@ PACKAGE = "aiconfigurator-core"
 LICENCE = "aiconfigurator-core tables, Apache-2.0"
 
 _COLD = 1.3  # times the L2 cache: what is larger was read from memory
-_LARGEST_VECTOR = 32 * 2**20
+_LARGEST_VECTOR = 16 * 2**20
 _UNGATED = ((2688, 1856), (1024, 2688), (2048, 5120))  # Nemotron 3: (hidden or latent, width)
 _FORMATS = {"bfloat16", "fp8"}
 
@@ -99,22 +103,29 @@ def read_published(
     device = device or device_of(gpu)
     parts: list[Table] = []
     seen: set[str] = set()
-    for operator, frame in _frames(path, gpu).items():
+    seen_engines: set[str] = set()
+    frames, checksum = _frames(path, gpu)
+    for operator, frame in frames.items():
         seen |= set(map(str, frame["gpu"].unique()))
         mine = frame[(frame["gpu"] == gpu) & (frame["fw"] == engine)]
+        seen_engines |= set(map(str, frame["fw"].unique()))
         if len(mine):
             parts += _READ[operator](mine, gpu, device)
     parts = [part for part in parts if len(part)]
+    engines = ", ".join(sorted(seen_engines)) or "none"
     if not parts:
         hint = did_you_mean(gpu, seen) if gpu not in seen else ""
-        raise FitError(f"{path}: no row of gpu {gpu!r} and engine {engine!r}{hint}")
+        raise FitError(
+            f"{path}: no row of gpu {gpu!r} and engine {engine!r}{hint} (engines: {engines})"
+        )
     versions = sorted({str(part.source["engine"]) for part in parts})
     return Table(
         texts={key: np.concatenate([part.texts[key] for part in parts]) for key in TEXTS},
         numbers={key: np.concatenate([part.numbers[key] for part in parts]) for key in NUMBERS},
         lines=np.concatenate([part.lines for part in parts]),
         source={
-            "table": Path(path).name,
+            "table": Path(path).resolve().name,
+            "sha256": checksum,
             "gpu": gpu,
             "engine": f"{engine} {', '.join(versions)}",
             "licence": LICENCE,
@@ -132,14 +143,22 @@ def labels(path: str | Path) -> tuple[tuple[str, str], ...]:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def _frames(path: str | Path, gpu: str) -> dict[str, pd.DataFrame]:
+def _frames(path: str | Path, gpu: str) -> tuple[dict[str, pd.DataFrame], str]:
+    """Return the tables by operator, and one checksum of their files."""
     if str(path) == PACKAGE:
         return _package(gpu)
     folder = Path(path)
     found = {name: folder / file for name, file in FILES.items() if (folder / file).is_file()}
     if not found:
         raise FitError(f"{folder}: has none of {', '.join(FILES.values())}")
-    return {operator: _parquet(file) for operator, file in found.items()}
+    return {operator: _parquet(file) for operator, file in found.items()}, _checksum(found.values())
+
+
+def _checksum(files: Iterable[Path]) -> str:
+    digest = sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _parquet(file: Path) -> pd.DataFrame:
@@ -155,7 +174,7 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise FitError(f"{file}: cannot be read: {error}") from None
 
 
-def _package(gpu: str) -> dict[str, pd.DataFrame]:
+def _package(gpu: str) -> tuple[dict[str, pd.DataFrame], str]:
     """Return one GPU's tables from the installed package, in the columns of the folder."""
     from importlib.util import find_spec
 
@@ -169,9 +188,11 @@ def _package(gpu: str) -> dict[str, pd.DataFrame]:
         known = [folder.name for folder in root.iterdir() if folder.is_dir()]
         raise FitError(f"{PACKAGE} has no gpu {gpu!r}{did_you_mean(gpu, known)}")
     frames: dict[str, pd.DataFrame] = {}
+    files: list[Path] = []
     for operator, (folder, name, names) in _IN_PACKAGE.items():
         parts = []
         for file in sorted((root / gpu / folder).glob(f"*/*/{name}_perf.parquet")):
+            files.append(file)
             version, engine = file.parent.name, file.parents[1].name
             part = _parquet(file).rename(columns=names)
             parts.append(part.assign(gpu=gpu, fw=engine, ver=version))
@@ -184,7 +205,7 @@ def _package(gpu: str) -> dict[str, pd.DataFrame]:
             if operator == "allreduce":
                 frame["bytes"] = 2 * frame["message_elements"]
             frames[operator] = frame
-    return frames
+    return frames, _checksum(files)
 
 
 _IN_PACKAGE: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -211,10 +232,9 @@ _IN_PACKAGE: dict[str, tuple[str, str, dict[str, str]]] = {
 
 def _version(text: str) -> tuple[tuple[int, str], ...]:
     """Return a key that orders versions: 0.5.14 after 0.5.6.post2, 1.3.0rc20 after 1.3.0rc5."""
-    import re
-
     parts = re.findall(r"\d+|[a-z]+", text.lower())
-    return tuple((int(p), "") if p.isdigit() else (-1 if p == "rc" else 0, p) for p in parts)
+    keys = [(int(p), "") if p.isdigit() else (-1 if p == "rc" else 0, p) for p in parts]
+    return (*keys, (0, ""))
 
 
 def _newest(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
@@ -289,6 +309,9 @@ def _attention(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Tab
         return []
     for kv_dtype in sorted(_FORMATS & set(frame["kv_dtype"])):
         mine = _newest(frame[frame["kv_dtype"] == kv_dtype], "kernel")
+        mine = mine[(mine["batch"] <= 512) & (mine["kv_len"] >= 128)]
+        if kv_dtype == "fp8":
+            mine = mine[mine["head_dim"] == 128]
         same = (mine["num_heads"] == mine["num_kv_heads"]) & (mine["num_kv_heads"] > 1)
         table = _table(
             mine[~same],

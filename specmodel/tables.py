@@ -97,7 +97,8 @@ class Table:
 
     def formats(self, operator: str) -> tuple[str, ...]:
         """Return what an operator's fits are divided by: formats, KV formats or modes."""
-        return tuple(sorted(set(self._keys(operator)[self.texts["operator"] == operator])))
+        keys = self._keys(operator)[self.texts["operator"] == operator]
+        return tuple(sorted(map(str, np.unique(keys))))
 
     def in_format(self, operator: str, key: str) -> Table:
         """Return the rows of one operator and one of its `formats`."""
@@ -258,7 +259,8 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
     if (other := names != names[0]).any():
         at = int(np.argmax(other))
         raise FitError(
-            f"{where}: line {table.lines[at]}: device {names[at]!r}, but {names[0]!r} before it"
+            f"{where}: line {table.lines[at]}: device {str(names[at])!r}, "
+            f"but {str(names[0])!r} before it"
         )
     if device is None or not names[0]:
         return
@@ -268,7 +270,7 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
         return  # a name that no record claims, such as a CPU's
     if found.name != device.name:
         raise FitError(
-            f"{where}: line {table.lines[0]}: a table of {names[0]!r}, not of {device.title}"
+            f"{where}: line {table.lines[0]}: a table of {str(names[0])!r}, not of {device.title}"
         )
 
 
@@ -344,6 +346,7 @@ def features(table: Table, operator: str) -> dict[str, Floats]:
             "flops": 2.0 * pairs * c["heads"] * moved,
             "query_bytes": rows * c["heads"] * moved * np.maximum(each, 2.0),
             "split": _splits(table),
+            **({} if latent else {"head_dim": c["head_dim"]}),
         }
     if operator == "experts":
         matrices = np.where(_noted(table, "ungated"), 2.0, 3.0)

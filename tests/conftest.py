@@ -37,3 +37,13 @@ def model_configs() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder of model configurations is not on this machine")
     return folder
+
+
+@pytest.fixture(scope="session")
+def kernel_tables() -> Path:
+    """Folder of published kernel tables that are not part of the project."""
+    pytest.importorskip("pyarrow", reason="parquet files need pyarrow")
+    folder = SHARED / "kernels"
+    if not folder.is_dir():
+        pytest.skip("the folder of published kernel tables is not on this machine")
+    return folder

@@ -1,4 +1,4 @@
-"""``specmodel``: predict, compare, sweep, explain, list, show."""
+"""``specmodel``: predict, compare, sweep, explain, fit, list, show."""
 
 from __future__ import annotations
 
@@ -214,6 +214,37 @@ def show(name: str, form: str) -> None:
     from specmodel.cli.records import show_text
 
     write(show_text(name, form))
+
+
+@cli.command()
+@click.argument("table", metavar="TABLE")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Device file to write (YAML).")
+@click.option("--gpu", metavar="LABEL", help="Device [as the table names it].")
+@click.option("--engine", metavar="NAME", help="Published tables: vllm, sglang or trtllm.")
+@click.option("--bandwidth", type=float, metavar="GB/S", help="Where no record has it.")
+@click.option("--flops", type=float, metavar="TFLOP/S", help="Where no record has it.")
+@click.option("--memory", type=float, metavar="GB", help="Where no record has it.")
+@click.option("--link-bandwidth", type=float, metavar="GB/S", help="Where no record has it.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@click.option("--plot", metavar="FILE", help="Also draw the residuals (.png, .pdf, .svg).")
+def fit(table: str, output: str, form: str, plot: str | None, **options: Any) -> None:
+    """Fit a measurement table (CSV, or a folder of published tables) and write a device file.
+
+    The file works with --profile. Errors are of shapes left out of the fit.
+    """
+    from specmodel.cli.fit import fit_text, run_fit, write_profile
+    from specmodel.cli.output import write
+
+    device, fitted = run_fit(table, options)
+    text = fit_text(device, fitted, form)
+    if plot is not None:
+        from specmodel.plots import residual_figure, save
+
+        save(residual_figure(fitted), plot)
+    write_profile(device, output)
+    write(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

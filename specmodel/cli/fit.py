@@ -1,0 +1,160 @@
+"""``fit``: from a measurement table to a device file, and what the fit is worth."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from specmodel._version import __version__
+from specmodel.calibration import Calibration, FittedOperator
+from specmodel.cli.output import Out, plain_table, to_json
+from specmodel.errors import DomainError
+from specmodel.fitting import TableFit, fit_table
+from specmodel.hardware import Device, device_yaml
+from specmodel.published import device_of, is_published, read_published
+from specmodel.rates import estimated_device
+from specmodel.tables import read_table
+
+
+def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit]:
+    """Read a table, fit it, and return the calibrated device with the fit."""
+    gpu, engine = options["gpu"], options["engine"]
+    if is_published(table):
+        if gpu is None or engine is None:
+            raise DomainError(f"{table} holds several devices: say --gpu and --engine")
+        known = device_of(gpu)
+        rows = read_published(table, gpu=gpu, engine=engine, device=known)
+    else:
+        if engine is not None:
+            raise DomainError("--engine goes with a folder of published tables")
+        known = device_of(gpu) if gpu is not None else _named_in(table)
+        rows = read_table(table, device=known)
+    estimated = known is None
+    device = known or estimated_device(rows, str(gpu or "device"), _stated(options))
+    fitted = fit_table(rows, device)
+    source = {
+        **fitted.calibration.source,
+        "fitted": str(date.today()),
+        "specmodel": __version__,
+    }
+    notes = fitted.calibration.notes
+    if estimated:
+        notes = (*notes, "no datasheet: rates are estimated from the table or given by hand")
+    calibrated = replace(fitted.calibration, source=source, notes=notes)
+    return replace(device, calibration=calibrated), replace(fitted, calibration=calibrated)
+
+
+def _named_in(table: str) -> Device | None:
+    """Return the record of the device that a table names."""
+    name = str(read_table(table).texts["device"][0])
+    return device_of(name)
+
+
+def _stated(options: dict[str, Any]) -> dict[str, float]:
+    """Return rates given by hand, in SI units."""
+    units = {"bandwidth": 1e9, "flops": 1e12, "link_bandwidth": 1e9, "memory": 1e9}
+    return {key: options[key] * unit for key, unit in units.items() if options[key] is not None}
+
+
+def write_profile(device: Device, path: str) -> None:
+    """Write a device file, whole or not at all."""
+    text = device_yaml(device)
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise DomainError(f"{target.parent}: no such folder")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def fit_text(device: Device, fitted: TableFit, form: str) -> str:
+    """Return what the fit found, in the form asked for."""
+    if form == "json":
+        return to_json(_json(device, fitted))
+    return _table(device, fitted)
+
+
+def _json(device: Device, fitted: TableFit) -> dict[str, Any]:
+    operators = {
+        kind: {
+            dtype: {
+                **fit.record(),
+                "soft_roofline": {
+                    name: None if errors is None else errors.record()
+                    for name, errors in (
+                        ("in_sample", fitted.baseline[kind][dtype].in_sample),
+                        ("held_out", fitted.baseline[kind][dtype].held_out),
+                    )
+                },
+            }
+            for dtype, fit in by_dtype.items()
+        }
+        for kind, by_dtype in fitted.calibration.operators.items()
+    }
+    return {
+        "device": device.name,
+        "specmodel_version": __version__,
+        "source": dict(fitted.calibration.source),
+        "operators": operators,
+        "uncalibrated": list(fitted.calibration.uncalibrated),
+        "notes": list(fitted.calibration.notes),
+    }
+
+
+def _table(device: Device, fitted: TableFit) -> str:
+    calibration = fitted.calibration
+    out = Out()
+    out.line(f"{device.title}, from {_source(calibration)}")
+    out.line("errors: mean, median and 90th percentile of |predicted / measured - 1|")
+    table = plain_table(
+        "operator", "format", "rows", "fitted rows", "shapes left out", "plain soft roofline"
+    )
+    for kind, by_dtype in calibration.operators.items():
+        for dtype, fit in by_dtype.items():
+            plain = fitted.baseline[kind][dtype]
+            table.add_row(
+                kind,
+                dtype,
+                f"{fit.n:,}",
+                _errors(fit, held=False),
+                _errors(fit, held=True),
+                _errors(plain, held=True),
+            )
+    out.table(table)
+    numbers = plain_table("operator", "format", "number", "value", "+-", "unit", "pinned because")
+    for kind, by_dtype in calibration.operators.items():
+        for dtype, fit in by_dtype.items():
+            for name, entry in fit.record()["parameters"].items():
+                error = f"{entry['error']:.1g}" if "error" in entry else "-"
+                why = entry.get("pinned", "")
+                numbers.add_row(
+                    kind, dtype, name, f"{entry['value']:.4g}", error, entry["unit"], why
+                )
+    out.table(numbers)
+    if calibration.uncalibrated:
+        out.line(f"not calibrated, generic numbers: {', '.join(calibration.uncalibrated)}")
+    for note in calibration.notes:
+        out.line(f"note: {note}")
+    return out.text()
+
+
+def _source(calibration: Calibration) -> str:
+    source = calibration.source
+    return f"{source.get('table', 'a table')} ({source.get('engine', 'engine not stated')})"
+
+
+def _errors(fit: FittedOperator, *, held: bool) -> str:
+    errors = fit.held_out if held else fit.in_sample
+    if errors is None:
+        return "-"
+    return f"{errors.mean:.1%} {errors.median:.1%} {errors.p90:.1%}"

@@ -1,0 +1,77 @@
+"""A device known only by its measurements: rates estimated from a table, or given by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+
+import numpy as np
+
+from specmodel.errors import FitError
+from specmodel.forms import traffic
+from specmodel.hardware import Device
+from specmodel.tables import Table, features
+
+_TOP = 0.99  # quantile of what rows reach, taken as the rate: one row may be a mistake
+_OPERATORS = ("stream", "gemm", "attention", "mla", "experts", "elementwise")
+
+
+def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> Device:
+    """Return a record whose rates are the best that a table reaches, or those stated.
+
+    Parameters
+    ----------
+    table : Table
+    name : str
+    stated : mapping of str to float
+        Any of bandwidth [B/s], flops [FLOP/s], link_bandwidth [B/s], memory [B].
+
+    Raises
+    ------
+    FitError
+        When a rate is neither stated nor in the table.
+    """
+    found = {"bandwidth": [0.0], "flops": [0.0]}
+    formats = set()
+    for operator in _OPERATORS:
+        rows = table.of(operator)
+        if not len(rows):
+            continue
+        formats |= {str(dtype) for dtype in rows.texts["dtype"] if dtype}
+        moved, flops = traffic(operator, features(rows, operator))
+        seconds = rows.numbers["seconds"]
+        found["bandwidth"].append(float(np.quantile(moved / seconds, _TOP)))
+        found["flops"].append(float(np.quantile(flops / seconds, _TOP)))
+    rates = {key: max(values) for key, values in found.items()} | dict(stated)
+    for key, flag in (("bandwidth", "--bandwidth"), ("flops", "--flops")):
+        if rates[key] <= 0:
+            raise FitError(f"{name}: no row tells its {key}: give {flag}")
+    if "memory" not in stated:
+        raise FitError(f"{name} has no record: give its memory with --memory GB")
+    today = date.today()
+    file = str(table.source.get("table", "table"))
+
+    def cite(key: str) -> str:
+        how = "given by hand" if key in stated else "best of the table"
+        return f"{rates[key]:.4g} {how} (measurement table, {file}, read {today})"
+
+    return Device(
+        name=name,
+        title=name,
+        vendor="unknown",
+        family="unknown",
+        peak_flops=dict.fromkeys(sorted(formats), rates["flops"]),
+        memory_bandwidth=rates["bandwidth"],
+        memory_capacity=rates["memory"],
+        interconnect_bandwidth=rates.get("link_bandwidth"),
+        sources={
+            **{f"peak_flops.{dtype}": cite("flops") for dtype in formats},
+            "memory_bandwidth": cite("bandwidth"),
+            "memory_capacity": cite("memory"),
+            **(
+                {"interconnect_bandwidth": cite("link_bandwidth")}
+                if "link_bandwidth" in rates
+                else {}
+            ),
+        },
+    )
