@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +182,15 @@ class Bench:
         keys, values = (
             self.random(batch, kv_heads, context, head_dim, dtype=dtype) for _ in range(2)
         )
-        queries = [
-            self.random(batch, kv_heads, group * W, head_dim, dtype=dtype) for W in (1, 8)
-        ]
+        queries = [self.random(batch, kv_heads, group * W, head_dim, dtype=dtype) for W in (1, 8)]
         took: dict[SDPBackend, float] = {}
 
-        def attend(backend: SDPBackend) -> None:
-            for query in queries:
-                attention(query, keys, values, backend)
+        def attend(backend: SDPBackend) -> list[Any]:
+            return [attention(query, keys, values, backend) for query in queries]
 
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             with suppress(RuntimeError):
-                ready = self.clock.prepare([lambda be=backend: attend(be)], "graph")
+                ready = self.clock.prepare([partial(attend, backend)], "graph")
                 self.clock.visit(ready)
                 took[backend] = min(ready.samples)
         flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION

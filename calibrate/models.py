@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from calibrate.cases import Case
 from specmodel.architectures import Architecture
 from specmodel.architectures.parts import Attention, MoE
 from specmodel.dtypes import BYTES
@@ -41,6 +42,10 @@ class Setting:
         """How kernels are launched."""
         return "graph" if self.kind == "cuda" else "eager"
 
+    def case(self, operator: str) -> Case:
+        """Return a case in the activations' format, its shape still to be filled in."""
+        return Case(operator=operator, dtype=self.dtypes[0], mode=self.mode)
+
     @property
     def scale(self) -> int:
         """What dimensions of matrices are divided by."""
@@ -49,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder with grouped-query attention, dense or with routed experts of width `intermediate`."""
+    """A decoder with grouped-query attention; with experts, `intermediate` is their width."""
 
     layers: int
     hidden: int

@@ -1,4 +1,4 @@
-"""The operators that a decoder pass is made of, one builder a kind: a case becomes calls to time."""
+"""The operators that a decoder pass is made of; a builder a kind turns a case into calls."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ operators that are timed by themselves. Values mean nothing; times do.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,15 +43,13 @@ class Decoder:
         self.shape, self.batch, self.width = shape, batch, width
         self.backend = bench.attention_backend(dtype)
         s, rows, length = shape, batch * width, context + width
-        up, down = (2 * s.intermediate, s.hidden), (s.hidden, s.intermediate)
-        if s.experts:
-            up, down = (s.experts, *up), (s.experts, *down)  # type: ignore[assignment]
-        layer = [
+        each = (s.experts,) if s.experts else ()
+        layer: list[tuple[int, ...]] = [
             (s.qkv, s.hidden),
             (s.hidden, s.heads * s.head_dim),
             (max(1, s.experts), s.hidden),
-            up,
-            down,
+            (*each, 2 * s.intermediate, s.hidden),
+            (*each, s.hidden, s.intermediate),
         ]
         tables = [(s.vocab, s.hidden), (s.vocab, s.hidden)]
         views = bench.pool("weights", dtype).views([*layer * s.layers, *tables])
@@ -61,7 +58,7 @@ class Decoder:
         self.norm = bench.random(s.hidden, dtype=dtype)
         kv = (s.layers, 2, batch, s.kv_heads, length, s.head_dim)
         (self.cache,) = bench.pool("cache", dtype).views([kv])
-        self.grouped, self.multiply = choose_grouped(bench, dtype) if s.experts else ("", None)
+        self.grouped, self.multiply = choose_grouped(bench, dtype)
         self.routing = route(bench, rows, s.experts, s.top_k) if s.experts else None
 
         def index(count: int, start: int = 0) -> Any:
@@ -75,16 +72,15 @@ class Decoder:
         )
         self.ids = torch.randint(0, s.vocab, (batch, width), device=bench.device)
         self.chosen = torch.zeros_like(self.ids)
-        self.run = partial(self._run)
 
-    def _run(self) -> None:
-        s = self.shape
+    def run(self) -> None:
+        """Run one pass, launching its kernels on the current stream."""
         x = F.embedding(self.ids.view(-1), self.embedding)
         for weights, cache in zip(self.layers, self.cache, strict=True):
             qkv, out, router, up, down = weights
             x = x + F.linear(self._attend(F.linear(self._normed(x), qkv), cache), out)
             y = self._normed(x)
-            x = x + (self._experts(y, router, up, down) if s.experts else _mlp(y, up, down))
+            x = x + self._feed_forward(y, router, up, down)
         logits = F.linear(self._normed(x), self.head)
         self.chosen.copy_(logits.argmax(-1).view(self.batch, self.width))
 
@@ -108,9 +104,11 @@ class Decoder:
         found = found.view(B, s.kv_heads, group, W, s.head_dim).permute(0, 3, 1, 2, 4)
         return found.reshape(B * W, s.heads * s.head_dim)
 
-    def _experts(self, x: Any, router: Any, up: Any, down: Any) -> Any:
+    def _feed_forward(self, x: Any, router: Any, up: Any, down: Any) -> Any:
+        if self.routing is None:
+            return _mlp(x, up, down)
         torch.topk(torch.softmax(F.linear(x, router), -1), self.shape.top_k)
-        return expert_layer(x, up, down, self.routing, self.multiply)  # type: ignore[arg-type]
+        return expert_layer(x, up, down, self.routing, self.multiply)
 
 
 def _mlp(x: Any, up: Any, down: Any) -> Any:

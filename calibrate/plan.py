@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -25,6 +25,7 @@ GEMM_ROWS = ((1, 128), (16, 256), (64, 512), (32, 192), (8, 256), (48, 512))
 _MORE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 3, 6, 12, 24, 48, 96, 192, 256, 384, 512)
 _HEADS = ((32, 8, 128), (64, 8, 128), (32, 4, 128), (16, 8, 128), (32, 8, 64))
 _WIDTHS = (2, 4, 8, 16, 3, 6, 12)
+_ELEMENTWISE = (("rmsnorm", 2), ("silu-mul", 3), ("add", 3))  # values read and written
 _SHARES = {
     "stream": 0.03,
     "launch": 0.02,
@@ -35,6 +36,8 @@ _SHARES = {
     "passes": 0.30,
     "allreduce": 0.05,
 }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Cases of one kind: `base` is the least that a fit needs, `more` is taken while time lasts."""
@@ -54,9 +57,7 @@ class Plan:
     reference: Case
 
 
-def make_plan(
-    setting: Setting, *, seed: int = 0, model: Architecture | None = None
-) -> Plan:
+def make_plan(setting: Setting, *, seed: int = 0, model: Architecture | None = None) -> Plan:
     """Return what to measure, the same for the same arguments.
 
     Parameters
@@ -93,9 +94,7 @@ def make_plan(
         rng.shuffle(base)
         rng.shuffle(more)
         if base:
-            section = Section(
-                name=name, share=_SHARES[name], base=tuple(base), more=tuple(more)
-            )
+            section = Section(name=name, share=_SHARES[name], base=tuple(base), more=tuple(more))
             sections.append(section)
     return Plan(sections=tuple(sections), models=models, reference=_reference(setting))
 
@@ -103,67 +102,57 @@ def make_plan(
 def _reference(setting: Setting) -> Case:
     size = 256 if setting.tiny else 4096 // setting.scale
     m = 64 if setting.kind == "cuda" else 8
-    common = {"dtype": setting.dtypes[0], "mode": setting.mode}
-    return Case(operator="reference", m=m, n=size, k=size, **common)
+    return replace(setting.case("reference"), m=m, n=size, k=size)
 
 
 def _streams(setting: Setting) -> Iterator[Case]:
     largest = min(2**33 if setting.kind == "cuda" else 2**29, setting.memory / 8)
     size = 2**22 if setting.tiny else int(max(largest, 8 * setting.cache)) // 64 * 64
     for part in (1, 2):
-        yield Case(
-            operator="stream", dtype=setting.dtypes[0], mode=setting.mode, bytes=size // part
-        )
+        yield replace(setting.case("stream"), bytes=size // part)
 
 
 def _launches(setting: Setting) -> Iterator[Case]:
-    dtype = setting.dtypes[0]
-    yield Case(operator="launch", dtype=dtype, mode="eager", kernel="add")
+    launch = setting.case("launch")
+    yield replace(launch, mode="eager", kernel="add")
     if setting.kind == "cuda":
-        yield Case(operator="launch", dtype=dtype, mode="graph", kernel="add")
-        yield Case(operator="launch", dtype=dtype, mode="graph", kernel="graph replay")
+        yield replace(launch, kernel="add")
+        yield replace(launch, kernel="graph replay")
 
 
 def _gemms(setting: Setting) -> tuple[list[Case], list[Case]]:
-    shapes = [(n // setting.scale, k // setting.scale) for n, k in GEMM_SHAPES]
-    base, more = [], []
+    """24 rows in each format and one that only arithmetic bounds; then all shapes at all M."""
+    base: list[Case] = []
+    more: list[Case] = []
     for dtype in setting.dtypes:
-        common = {"operator": "gemm", "dtype": dtype, "mode": setting.mode}
-        for (n, k), rows in zip(shapes, 2 * GEMM_ROWS, strict=True):
-            base += [Case(m=m, n=n, k=k, **common) for m in rows]  # type: ignore[arg-type]
-            more += [Case(m=m, n=n, k=k, **common) for m in _MORE_ROWS]  # type: ignore[arg-type]
+        gemm = replace(setting.case("gemm"), dtype=dtype)
+        for (N, K), rows in zip(GEMM_SHAPES, 2 * GEMM_ROWS, strict=True):
+            matrix = replace(gemm, n=N // setting.scale, k=K // setting.scale)
+            base += [replace(matrix, m=m) for m in rows]
+            more += [replace(matrix, m=m) for m in _MORE_ROWS]
         top = 128 if setting.tiny else 8192 if setting.kind == "cuda" else 2048
-        base.append(Case(m=top, n=top, k=top, **common))  # type: ignore[arg-type]
+        base.append(replace(gemm, m=top, n=top, k=top))
     return base, more
 
 
 def _attentions(setting: Setting) -> tuple[list[Case], list[Case]]:
     """Twenty spread shapes of decoding, and the same at larger widths; then all combinations."""
     small = setting.kind == "cpu"
-    batches = (1, 4, 16) if small else (1, 4, 16, 64)
-    contexts = (32, 64) if setting.tiny else (128, 512, 2048) if small else (512, 2048, 8192, 32768)
+    batches = [1, 4, 16] if small else [1, 4, 16, 64]
+    contexts = [128, 512, 2048] if small else [512, 2048, 8192, 32768]
     heads = [(h // 2, k // 2, d) for h, k, d in _HEADS] if small else list(_HEADS)
-    grid = list(product(heads, contexts, batches))
-    if not setting.tiny:
-        most = 2**15 if small else 2**20  # tokens in the cache
-        grid = [point for point in grid if point[1] * point[2] <= most]
-    spread = [grid[i * len(grid) // 20] for i in range(20)] if len(grid) > 20 else grid
+    most = 2**15 if small else 2**20  # tokens in the cache
+    if setting.tiny:
+        contexts, heads = [32, 64], [(4, 1, 32), (4, 2, 16)]
+    grid = [p for p in product(heads, contexts, batches) if p[1] * p[2] <= most]
+    count = min(20, len(grid))
+    spread = [grid[i * len(grid) // count] for i in range(count)]
 
     def case(point: tuple[tuple[int, int, int], int, int], width: int) -> Case:
         (q, kv, dim), context, batch = point
-        dtype = setting.dtypes[0]
-        return Case(
-            operator="attention",
-            dtype=dtype,
-            mode=setting.mode,
-            batch=batch,
-            width=width,
-            context=context,
-            heads=q,
-            kv_heads=kv,
-            head_dim=dim,
-            kv_dtype=dtype,
-        )
+        shape = replace(setting.case("attention"), heads=q, kv_heads=kv, head_dim=dim)
+        kv_dtype = setting.dtypes[0]
+        return replace(shape, batch=batch, width=width, context=context, kv_dtype=kv_dtype)
 
     wide = [case(point, _WIDTHS[i % 4]) for i, point in enumerate(spread)]
     more = [case(point, W) for point in grid for W in (1, *_WIDTHS)]
@@ -171,18 +160,11 @@ def _attentions(setting: Setting) -> tuple[list[Case], list[Case]]:
 
 
 def _elementwise(setting: Setting) -> Iterator[Case]:
-    width = BYTES[setting.dtypes[0]]
-    for name, moved in (("rmsnorm", 2), ("silu-mul", 3), ("add", 3)):
-        for n, m in product((4096 // setting.scale, 14336 // setting.scale), (1, 16, 64, 512)):
-            yield Case(
-                operator="elementwise",
-                dtype=setting.dtypes[0],
-                mode=setting.mode,
-                m=m,
-                n=n,
-                bytes=int(moved * m * n * width),
-                kernel=name,
-            )
+    each = BYTES[setting.dtypes[0]]
+    widths = [n // setting.scale for n in (4096, 14336)]
+    for (kernel, moved), n, m in product(_ELEMENTWISE, widths, (1, 16, 64, 512)):
+        size = int(moved * m * n * each)
+        yield replace(setting.case("elementwise"), m=m, n=n, bytes=size, kernel=kernel)
 
 
 def _experts(setting: Setting) -> tuple[list[Case], list[Case]]:
@@ -192,57 +174,32 @@ def _experts(setting: Setting) -> tuple[list[Case], list[Case]]:
         shapes = [(32, 4, 384, 1024), (8, 2, 1024, 1024), (16, 2, 512, 768)]
     if setting.tiny:
         shapes = [(4, 2, 64, 64)]
-    dtype = setting.dtypes[0]
-
-    def case(shape: tuple[int, int, int, int], m: int) -> Case:
-        experts, top_k, n, k = shape
-        return Case(
-            operator="experts",
-            dtype=dtype,
-            mode=setting.mode,
-            m=m,
-            n=n,
-            k=k,
-            experts=experts,
-            top_k=top_k,
-        )
-
-    base = [case(shape, m) for shape in shapes for m in (1, 4, 16, 64, 256)]
-    return base, [case(shape, m) for shape in shapes for m in (2, 8, 32, 128, 512)]
+    layers = [
+        replace(setting.case("experts"), experts=experts, top_k=top_k, n=n, k=k)
+        for experts, top_k, n, k in shapes
+    ]
+    base = [replace(layer, m=m) for layer in layers for m in (1, 4, 16, 64, 256)]
+    return base, [replace(layer, m=m) for layer in layers for m in (2, 8, 32, 128, 512)]
 
 
 def _allreduces(setting: Setting) -> Iterator[Case]:
-    if setting.kind != "cuda":
-        return
-    for ranks in (2, 4, 8):
+    for ranks in (2, 4, 8) if setting.kind == "cuda" else ():
         if ranks <= setting.devices:
             for size in (2**13, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26):
-                yield Case(
-                    operator="allreduce",
-                    dtype=setting.dtypes[0],
-                    mode=setting.mode,
-                    bytes=size,
-                    ranks=ranks,
-                )
+                yield replace(setting.case("allreduce"), bytes=size, ranks=ranks)
 
 
-# -- passes --------------------------------------------------------------------------------------
-
-
-def _passes(
-    setting: Setting, models: Mapping[str, ModelShape]
-) -> tuple[list[Case], list[Case]]:
-    batches, contexts, widths = (1, 4, 16, 64), (1024, 8192), (1, 2, 3, 4, 5, 6, 8, 12, 16)
+def _passes(setting: Setting, models: Mapping[str, ModelShape]) -> tuple[list[Case], list[Case]]:
+    batches, contexts, widths = [1, 4, 16, 64], [1024, 8192], [1, 2, 3, 4, 5, 6, 8, 12, 16]
     if setting.kind == "cpu":
-        batches, contexts, widths = (1, 4, 16), (128, 1024), (1, 2, 4, 8, 16)
+        batches, contexts, widths = [1, 4, 16], [128, 1024], [1, 2, 4, 8, 16]
     if setting.tiny:
-        batches, contexts, widths = (1, 2), (16,), (1, 2)
-    base, more = [], []
+        batches, contexts, widths = [1, 2], [16], [1, 2]
+    base: list[Case] = []
+    more: list[Case] = []
     for (name, shape), L, B, W in product(models.items(), contexts, batches, widths):
-        case = Case(
-            operator="pass",
-            dtype=setting.dtypes[0],
-            mode=setting.mode,
+        case = replace(
+            setting.case("pass"),
             batch=B,
             width=W,
             context=L,
@@ -253,7 +210,7 @@ def _passes(
             kv_dtype=setting.dtypes[0],
             model=name,
         )
-        few = L == contexts[0] and W in (1, 2, 4, 8) and B * W <= 64
+        few = contexts[0] == L and W in (1, 2, 4, 8) and B * W <= 64
         (base if few else more).append(case)
     if setting.kind == "cuda":  # what launching every kernel by itself costs instead
         base += [replace(c, mode="eager") for c in base if c.batch == 1 and c.width in (1, 4)]
@@ -264,38 +221,26 @@ def _passes(
 
 
 def _own_operators(setting: Setting, model: Architecture, shape: ModelShape) -> Iterator[Case]:
-    """The model's matrices, attention and experts at the rows that decoding and verifying take."""
-    common = {"dtype": setting.dtypes[0], "mode": setting.mode}
+    """Yield its matrices, attention and experts at the rows that decoding and verifying take."""
     rows = (1, 4, 8, 16, 32, 64, 128, 256)
-    for linear in _matrices(model):
-        for m in rows:
-            yield Case(operator="gemm", m=m, n=linear.outputs, k=linear.inputs, **common)
+    for linear, m in product(_matrices(model), rows):
+        yield replace(setting.case("gemm"), m=m, n=linear.outputs, k=linear.inputs)
+    attention = replace(
+        setting.case("attention"),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        kv_dtype=setting.dtypes[0],
+    )
     for batch, width, context in product((1, 16), (1, 4, 8), (1024, 4096)):
-        yield Case(
-            operator="attention",
-            batch=batch,
-            width=width,
-            context=context,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            kv_dtype=setting.dtypes[0],
-            **common,
-        )
+        yield replace(attention, batch=batch, width=width, context=context)
     if shape.experts:
+        experts = replace(setting.case("experts"), experts=shape.experts, top_k=shape.top_k)
         for m in rows:
-            yield Case(
-                operator="experts",
-                m=m,
-                n=shape.intermediate,
-                k=shape.hidden,
-                experts=shape.experts,
-                top_k=shape.top_k,
-                **common,
-            )
+            yield replace(experts, m=m, n=shape.intermediate, k=shape.hidden)
 
 
-def _matrices(model: Architecture) -> Sequence[Linear]:
+def _matrices(model: Architecture) -> list[Linear]:
     found = {}
     for layer, _ in model.layers:
         for linear in layer.linears(model.hidden_size):

@@ -56,9 +56,7 @@ def _worker(rank: int, ranks: int, cases: list[Case], kind: str, folder: str) ->
         for case in cases
     ]
     calls = [_Repeated(vector) for vector in vectors]
-    runs = [
-        clock.prepare([call], case.mode).run for call, case in zip(calls, cases, strict=True)
-    ]
+    runs = [clock.prepare([call], case.mode).run for call, case in zip(calls, cases, strict=True)]
     samples: list[list[float]] = [[] for _ in cases]
     for _ in range(_ROUNDS):
         for run, times in zip(runs, samples, strict=True):

@@ -131,9 +131,7 @@ class Run:
 
     def __init__(self, settings: Settings, *, skip_started: bool) -> None:
         self.settings, self.skip_started = settings, skip_started
-        self.bench = Bench(
-            settings.device, seed=settings.seed, memory_limit=settings.memory_limit
-        )
+        self.bench = Bench(settings.device, seed=settings.seed, memory_limit=settings.memory_limit)
         dtypes = tuple(canonical_dtype(name) for name in settings.dtypes)
         self.dtypes = dtypes or default_dtypes(self.bench.device)
         self.plan = self._plan()
@@ -171,7 +169,9 @@ class Run:
         found = read_sidecar(settings.table)
         if not found:
             if settings.table.exists():
-                raise ProfileError(f"{settings.table}: is there, but not the JSON that belongs to it")
+                raise ProfileError(
+                    f"{settings.table}: is there, but not the JSON that belongs to it"
+                )
             return {
                 "schema": 1,
                 "device": environment,
