@@ -109,7 +109,7 @@ class Bench:
         self.cache_bytes = cache_bytes(self.device)
         self._limit = memory_limit
         self._pools: dict[tuple[str, str], Pool] = {}
-        self._backends: dict[str, SDPBackend] = {}
+        self.memo: dict[tuple[str, str], Any] = {}
 
     def pool(self, purpose: str, dtype: str) -> Pool:
         """Return the pool for a purpose (``weights``, ``cache``) and format."""
@@ -165,17 +165,22 @@ class Bench:
         count = self.copies(math.prod(shape) * BYTES[dtype])
         return self.pool(purpose, dtype).views([shape] * count)
 
-    def attention_backend(self, dtype: str) -> SDPBackend:
-        """Return the attention kernel for the whole run: mixing kernels would mix two curves.
+    def once(self, what: str, dtype: str, choose: Callable[[str], Any]) -> Any:
+        """Return a choice of kernel for the whole run: mixing kernels would mix two curves."""
+        if (what, dtype) not in self.memo:
+            self.memo[what, dtype] = choose(dtype)
+        return self.memo[what, dtype]
+
+    def attention_backend(self, dtype: str) -> SDPBackend | None:
+        """Return the attention kernel to ask for; None: torch's own choice, on a CPU.
 
         On CUDA flash attention, which splits the cache when few blocks run, or cuDNN where it is
         a tenth faster at widths 1 and 8 of one shape; whatever works where neither does.
         """
-        if not self.cuda:
-            return SDPBackend.FLASH_ATTENTION
-        if dtype not in self._backends:
-            self._backends[dtype] = self._fastest(dtype)
-        return self._backends[dtype]
+        found: SDPBackend | None = None
+        if self.cuda:
+            found = self.once("attention", dtype, self._fastest)
+        return found
 
     def _fastest(self, dtype: str) -> SDPBackend:
         batch, kv_heads, group, context, head_dim = 16, 8, 4, 2048, 128
@@ -199,19 +204,26 @@ class Bench:
         return cudnn if cudnn in took else SDPBackend.MATH
 
 
-def attention(query: Any, keys: Any, values: Any, backend: SDPBackend) -> Any:
+def kernel_name(backend: SDPBackend | None) -> str:
+    """Return a backend's name for the table."""
+    return "sdpa" if backend is None else f"sdpa {backend.name.lower().removesuffix('_attention')}"
+
+
+def attention(query: Any, keys: Any, values: Any, backend: SDPBackend | None) -> Any:
     """Attend with the heads of a group folded into rows of their KV head.
 
     Parameters
     ----------
     query : (batch, kv_heads, group * width, head_dim)
     keys, values : (batch, kv_heads, context, head_dim)
-    backend : SDPBackend
+    backend : SDPBackend or None
 
     Notes
     -----
     No mask: causality among the `width` positions would skip less than width / context of it.
     """
+    if backend is None:
+        return F.scaled_dot_product_attention(query, keys, values)
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(query, keys, values)
 

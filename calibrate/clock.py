@@ -43,8 +43,6 @@ class Prepared:
     per : int
     host : bool
         Timed from the host, launches included.
-    keep : object
-        What must live as long as a captured graph: the tensors it reads and writes.
     once : float
         About what one run takes. [s]
     samples : list of float
@@ -54,7 +52,6 @@ class Prepared:
     run: Callable[[], object]
     per: int
     host: bool
-    keep: object = None
     once: float = 0.0
     samples: list[float] = field(default_factory=list)
 
@@ -87,10 +84,10 @@ class Clock:
     def prepare(self, calls: Sequence[Callable[[], object]], mode: str) -> Prepared:
         """Make calls ready to be timed: all in one graph, or one after another in turn."""
         if self.cuda and mode == "graph":
-            ready = Prepared(self._capture(calls), len(calls), host=False, keep=calls)
+            ready = Prepared(self._capture(calls), len(calls), host=False)
         else:
             turn = cycle(calls)
-            ready = Prepared(lambda: next(turn)(), 1, host=True, keep=calls)
+            ready = Prepared(lambda: next(turn)(), 1, host=True)
         for _ in range(2):  # the first run may compile, load or allocate
             self.synchronise()
             start = self._now()
@@ -120,7 +117,7 @@ class Clock:
                 torch._C._cuda_endAllocateToPool(self.device.index or 0, pool)
             raise
 
-        def replay() -> None:
+        def replay(keep: object = calls) -> None:  # what the graph reads must outlive it
             graph.replay()
 
         return replay

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from calibrate.bench import TORCH, Bench, Work, attention
+from calibrate.bench import TORCH, Bench, Work, attention, kernel_name
 from calibrate.cases import Case
 
 _LAUNCHES = 64  # tiny kernels in one graph
@@ -59,8 +59,7 @@ def _attention(bench: Bench, case: Case) -> Work:
     query = bench.random(batch, kv_heads, rows, head_dim, dtype=case.dtype)
     backend = bench.attention_backend(case.dtype)
     calls = [partial(attention, query, kv[0], kv[1], backend) for kv in caches]
-    name = backend.name.lower().removesuffix("_attention")
-    return Work(calls, kernel=f"sdpa {name}", note="heads folded into rows, no mask")
+    return Work(calls, kernel=kernel_name(backend), note="heads folded into rows, no mask")
 
 
 def _elementwise(bench: Bench, case: Case) -> Work:
@@ -140,17 +139,22 @@ def expert_loop(x: Any, weights: Any, routing: Routing) -> Any:
 
 
 def choose_grouped(bench: Bench, dtype: str) -> tuple[str, Grouped]:
-    """Return the grouped kernel where torch has one for this device and format."""
-    if bench.cuda and dtype == "bfloat16":
+    """Return the grouped kernel where torch has one that can be captured, else the loop."""
+    if not bench.cuda or dtype != "bfloat16":
+        return "expert loop", expert_loop
+
+    def choose(dtype: str) -> tuple[str, Grouped]:
+        x = bench.random(16, 64, dtype=dtype)
+        weights = bench.random(2, 64, 64, dtype=dtype)
+        routing = route(bench, 16, 2, 1)
         try:
-            x = bench.random(16, 64, dtype=dtype)
-            weights = bench.random(2, 64, 64, dtype=dtype)
-            grouped_mm(x, weights, route(bench, 16, 2, 1))
-            bench.clock.synchronise()
-        except RuntimeError:  # not on this device: the loop below always works
+            bench.clock.prepare([partial(grouped_mm, x, weights, routing)], "graph")
+        except (AttributeError, RuntimeError):  # none, or one that waits for the device
             return "expert loop", expert_loop
         return "grouped_mm", grouped_mm
-    return "expert loop", expert_loop
+
+    found: tuple[str, Grouped] = bench.once("experts", dtype, choose)
+    return found
 
 
 def expert_layer(x: Any, up: Any, down: Any, routing: Routing, multiply: Grouped) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from calibrate.bench import Bench, Work, attention
+from calibrate.bench import Bench, Work, attention, kernel_name
 from calibrate.cases import Case
 from calibrate.models import ModelShape
 from calibrate.operators import choose_grouped, expert_layer, route
@@ -22,8 +22,7 @@ def build(bench: Bench, case: Case, shape: ModelShape) -> Work:
     """Return one pass over `width` positions of `batch` sequences, `context` tokens cached."""
     batch, width, context = case.batch or 1, case.width or 1, case.context or 0
     decoder = Decoder(bench, shape, case.dtype, batch=batch, width=width, context=context)
-    name = decoder.backend.name.lower().removesuffix("_attention")
-    kernel = f"sdpa {name}" + (f", {decoder.grouped}" if shape.experts else "")
+    kernel = kernel_name(decoder.backend) + (f", {decoder.grouped}" if shape.experts else "")
     return Work([decoder.run], kernel=kernel)
 
 

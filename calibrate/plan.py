@@ -93,6 +93,9 @@ def make_plan(setting: Setting, *, seed: int = 0, model: Architecture | None = N
         rng = random.Random(f"{seed} {name}")  # noqa: S311 (an order, not a secret)
         rng.shuffle(base)
         rng.shuffle(more)
+        if model is not None:  # its own shapes first
+            ours = set(extra)
+            base.sort(key=lambda case: case not in ours and case.model != model.name)
         if base:
             section = Section(name=name, share=_SHARES[name], base=tuple(base), more=tuple(more))
             sections.append(section)
@@ -222,7 +225,7 @@ def _passes(setting: Setting, models: Mapping[str, ModelShape]) -> tuple[list[Ca
 
 def _own_operators(setting: Setting, model: Architecture, shape: ModelShape) -> Iterator[Case]:
     """Yield its matrices, attention and experts at the rows that decoding and verifying take."""
-    rows = (1, 4, 8, 16, 32, 64, 128, 256)
+    rows = (1, 4, 8, 16, 32) if setting.kind == "cpu" else (1, 4, 8, 16, 32, 64, 128, 256)
     for linear, m in product(_matrices(model), rows):
         yield replace(setting.case("gemm"), m=m, n=linear.outputs, k=linear.inputs)
     attention = replace(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,6 +34,10 @@ ROUNDS = 3
 
 BLOCK = 12
 """Cases that are interleaved; rows are written when a block is done."""
+
+Stage = Literal["base", "more"]
+STAGES: tuple[Stage, ...] = ("base", "more")
+"""What every fit needs, and what makes it better."""
 
 _VISIT = 0.05  # seconds that a visit takes at least, roughly
 
@@ -113,12 +117,14 @@ def measure(settings: Settings, *, skip_started: bool = False) -> dict[str, Any]
 
 
 def refuse_noise(record: dict[str, Any], table: Path) -> None:
-    """Raise where a run was too unsteady to fit anything to.
+    """Raise where a run was too unsteady to fit anything to (a tiny one checks the code only).
 
     Raises
     ------
     FitError
     """
+    if record["arguments"]["tiny"]:
+        return
     if (reason := too_noisy(record["noise"])) is not None:
         raise FitError(
             f"too noisy to trust: {reason}; no profile is written. Measure again on a quieter "
@@ -199,8 +205,7 @@ class Run:
                 )
         if settings.budget > found["budget"]:  # there is time for more
             found["budget"] = settings.budget
-            for state in found["sections"].values():
-                state["done"] = False
+            found["sections"] = {}
         return found
 
     @property
@@ -209,25 +214,24 @@ class Run:
         return time.monotonic() - self.start
 
     def run(self) -> dict[str, Any]:
-        """Measure what is left of the plan."""
-        names = self.settings.only or tuple(section.name for section in self.plan.sections)
-        todo = [s for s in self.plan.sections if s.name in names and not self._closed(s.name)]
+        """Measure what is left of the plan: what every fit needs first, more while time lasts."""
         self._save()
-        if todo:
-            self.bench.clock.warm_up()
+        self.bench.clock.warm_up()
         with progress(self.settings.budget) as self.progress:
-            while todo:
-                left = max(0.0, self.settings.budget - self.elapsed)
-                share = todo[0].share / sum(section.share for section in todo)
-                section = todo.pop(0)
-                self._section(section, time.monotonic() + left * share)
-                self.bench.release()
+            for stage in STAGES:
+                names = self.settings.only or tuple(s.name for s in self.plan.sections)
+                todo = [s for s in self.plan.sections if s.name in names and self._open(s, stage)]
+                while todo:
+                    left = max(0.0, self.settings.budget - self.elapsed)
+                    share = todo[0].share / sum(section.share for section in todo)
+                    self._section(todo.pop(0), stage, time.monotonic() + left * share)
+                    self.bench.release()
         self._save()
         return self.record
 
-    def _closed(self, name: str) -> bool:
-        state = self.record["sections"].get(name)
-        return state is not None and (state["done"] or self.skip_started)
+    def _open(self, section: Section, stage: Stage) -> bool:
+        state = self.record["sections"].get(section.name, {}).get(stage)
+        return state is None or (state == "started" and not self.skip_started)
 
     def _save(self) -> None:
         self.record["elapsed"] = round(self.elapsed, 3)
@@ -235,23 +239,21 @@ class Run:
         self.record["peak"] = peaks(self.table.rows)
         write_sidecar(self.settings.table, self.record)
 
-    def _section(self, section: Section, deadline: float) -> None:
-        """Measure the base, then more while time lasts, in blocks."""
-        state = {"base": len(section.base), "measured": 0, "done": False}
-        self.record["sections"][section.name] = state
-        self._save()
-        for cases in (section.base, section.more):
-            queue = [case for case in cases if case not in self.table]
-            while queue and time.monotonic() < deadline:
-                block, queue = queue[:BLOCK], queue[BLOCK:]
-                if section.name == "allreduce":
-                    self._collectives(block)
-                else:
-                    queue = self._block(section.name, block, deadline) + queue
-                state["measured"] = sum(case in self.table for case in section.base)
-                self._save()
+    def _section(self, section: Section, stage: Stage, deadline: float) -> None:
+        """Measure one stage of a section in blocks, until it is done or its time is over."""
+        state = self.record["sections"].setdefault(section.name, {})
+        state["planned"], state[stage] = len(section.base), "started"
+        cases = section.base if stage == "base" else section.more
+        queue = [case for case in cases if case not in self.table]
+        while queue and time.monotonic() < deadline:
+            self._save()
+            block, queue = queue[:BLOCK], queue[BLOCK:]
+            if section.name == "allreduce":
+                self._collectives(block)
+            else:
+                queue = self._block(section.name, block, deadline) + queue
         state["measured"] = sum(case in self.table for case in section.base)
-        state["done"] = True
+        state[stage] = "done"
         self._save()
 
     def _collectives(self, block: Sequence[Case]) -> None:
