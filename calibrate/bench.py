@@ -31,6 +31,7 @@ _TILE = 1 << 22  # values drawn at random; larger tensors repeat them
 _ALIGN = 256  # elements: every view starts where an allocation could
 _ROTATION = 4  # copies in turn span so many last-level caches
 _MOST_COPIES = {"graph": 64, "eager": 512}
+_FLASH, _CUDNN = "FLASH_ATTENTION", "CUDNN_ATTENTION"
 _CUDNN_GAIN = 0.9  # cuDNN attention plans every shape anew, 0.4 s each: only where it is faster
 
 
@@ -109,7 +110,7 @@ class Bench:
         self.cache_bytes = cache_bytes(self.device)
         self._limit = memory_limit
         self._pools: dict[tuple[str, str], Pool] = {}
-        self.memo: dict[tuple[str, str], Any] = {}
+        self.kernels: dict[str, str] = {}
 
     def pool(self, purpose: str, dtype: str) -> Pool:
         """Return the pool for a purpose (``weights``, ``cache``) and format."""
@@ -165,11 +166,12 @@ class Bench:
         count = self.copies(math.prod(shape) * BYTES[dtype])
         return self.pool(purpose, dtype).views([shape] * count)
 
-    def once(self, what: str, dtype: str, choose: Callable[[str], Any]) -> Any:
-        """Return a choice of kernel for the whole run: mixing kernels would mix two curves."""
-        if (what, dtype) not in self.memo:
-            self.memo[what, dtype] = choose(dtype)
-        return self.memo[what, dtype]
+    def once(self, what: str, dtype: str, choose: Callable[[str], str]) -> str:
+        """Return a kernel chosen once: a run (and what takes it up) must not mix two curves."""
+        key = f"{what} {dtype}"
+        if key not in self.kernels:
+            self.kernels[key] = choose(dtype)
+        return self.kernels[key]
 
     def attention_backend(self, dtype: str) -> SDPBackend | None:
         """Return the attention kernel to ask for; None: torch's own choice, on a CPU.
@@ -177,31 +179,31 @@ class Bench:
         On CUDA flash attention, which splits the cache when few blocks run, or cuDNN where it is
         a tenth faster at widths 1 and 8 of one shape; whatever works where neither does.
         """
-        found: SDPBackend | None = None
-        if self.cuda:
-            found = self.once("attention", dtype, self._fastest)
-        return found
+        if not self.cuda:
+            return None
+        return getattr(SDPBackend, self.once("attention", dtype, self._fastest))
 
-    def _fastest(self, dtype: str) -> SDPBackend:
+    def _fastest(self, dtype: str) -> str:
         batch, kv_heads, group, context, head_dim = 16, 8, 4, 2048, 128
         keys, values = (
             self.random(batch, kv_heads, context, head_dim, dtype=dtype) for _ in range(2)
         )
         queries = [self.random(batch, kv_heads, group * W, head_dim, dtype=dtype) for W in (1, 8)]
-        took: dict[SDPBackend, float] = {}
+        took: dict[str, float] = {}
 
-        def attend(backend: SDPBackend) -> list[Any]:
+        def attend(name: str) -> list[Any]:
+            backend = getattr(SDPBackend, name)
             return [attention(query, keys, values, backend) for query in queries]
 
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            with suppress(RuntimeError):
-                ready = self.clock.prepare([partial(attend, backend)], "graph")
+        for name in (_FLASH, _CUDNN):
+            with suppress(RuntimeError):  # the device or format may not have it
+                ready = self.clock.prepare([partial(attend, name)], "graph")
                 self.clock.visit(ready)
-                took[backend] = min(ready.samples)
-        flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
-        if flash in took:
-            return cudnn if took.get(cudnn, math.inf) < _CUDNN_GAIN * took[flash] else flash
-        return cudnn if cudnn in took else SDPBackend.MATH
+                took[name] = min(ready.samples)
+        if _FLASH in took:
+            faster = took.get(_CUDNN, math.inf) < _CUDNN_GAIN * took[_FLASH]
+            return _CUDNN if faster else _FLASH
+        return _CUDNN if _CUDNN in took else "MATH"
 
 
 def kernel_name(backend: SDPBackend | None) -> str:

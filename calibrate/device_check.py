@@ -27,7 +27,7 @@ PHASES = ((OPERATORS, 0.55), (("passes",), 1.0))
 """Sections of each process, and the part of the budget that is spent when it ends."""
 
 _TRIES = 3
-_GRACE = 25.0  # seconds past its budget that a process may take: starting, the last block
+_GRACE = 20.0  # seconds past its budget that a process may take: starting, the last block
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -140,21 +140,21 @@ def expert_loop(x: Any, weights: Any, routing: Routing) -> Any:
 
 def choose_grouped(bench: Bench, dtype: str) -> tuple[str, Grouped]:
     """Return the grouped kernel where torch has one that can be captured, else the loop."""
-    if not bench.cuda or dtype != "bfloat16":
-        return "expert loop", expert_loop
 
-    def choose(dtype: str) -> tuple[str, Grouped]:
+    def choose(dtype: str) -> str:
+        if not bench.cuda or dtype != "bfloat16":
+            return "expert loop"
         x = bench.random(16, 64, dtype=dtype)
         weights = bench.random(2, 64, 64, dtype=dtype)
         routing = route(bench, 16, 2, 1)
         try:
             bench.clock.prepare([partial(grouped_mm, x, weights, routing)], "graph")
-        except (AttributeError, RuntimeError):  # none, or one that waits for the device
-            return "expert loop", expert_loop
-        return "grouped_mm", grouped_mm
+        except (AttributeError, RuntimeError):  # there is none, or it waits for the device
+            return "expert loop"
+        return "grouped_mm"
 
-    found: tuple[str, Grouped] = bench.once("experts", dtype, choose)
-    return found
+    name = bench.once("experts", dtype, choose)
+    return name, grouped_mm if name == "grouped_mm" else expert_loop
 
 
 def expert_layer(x: Any, up: Any, down: Any, routing: Routing, multiply: Grouped) -> Any:

@@ -143,6 +143,7 @@ class Run:
         self.plan = self._plan()
         settings.table.parent.mkdir(parents=True, exist_ok=True)
         self.record = self._take_up()
+        self.bench.kernels = self.record["kernels"]
         self.table = Table(settings.table)
         self.start = time.monotonic() - float(self.record["elapsed"])
         self.progress: Progress
@@ -191,6 +192,7 @@ class Run:
                 "elapsed": 0.0,
                 "sections": {},
                 "models": {name: asdict(shape) for name, shape in self.plan.models.items()},
+                "kernels": {},
                 "memory_capacity": self.bench.capacity_bytes(),
                 "cache": self.bench.cache_bytes,
                 "peak": {},
@@ -245,7 +247,9 @@ class Run:
         state["planned"], state[stage] = len(section.base), "started"
         cases = section.base if stage == "base" else section.more
         queue = [case for case in cases if case not in self.table]
-        while queue and time.monotonic() < deadline:
+        least = stage == "base" and not any(case in self.table for case in cases)
+        while queue and (least or time.monotonic() < deadline):
+            least = False
             self._save()
             block, queue = queue[:BLOCK], queue[BLOCK:]
             if section.name == "allreduce":
