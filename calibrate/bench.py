@@ -80,7 +80,8 @@ class Pool:
         self._bench.allow(size * BYTES[self._dtype])
         values = torch.empty(size, dtype=kind, device=device)
         scale = 0.5 if self._dtype == "fp8" else 0.02  # fp8 would round 0.02 to a few values
-        tile = (torch.randn(min(size, _TILE), device=device) * scale).to(kind)
+        drawn = torch.randn(min(size, _TILE), device=device, generator=self._bench.generator)
+        tile = (drawn * scale).to(kind)
         for part in values.split(_TILE):
             part.copy_(tile[: len(part)])
         self._values = values
@@ -101,10 +102,12 @@ class Bench:
     def __init__(self, device: str, *, seed: int = 0, memory_limit: float | None = None) -> None:
         self.device = torch.device(device)
         self.cuda = self.device.type == "cuda"
+        if self.cuda and self.device.index is None:
+            self.device = torch.device("cuda", 0)
         if self.cuda:
             torch.cuda.set_device(self.device)
-        torch.manual_seed(seed)
         self.seed = seed
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         self.mode = "graph" if self.cuda else "eager"
         self.clock = Clock(self.device)
         self.cache_bytes = cache_bytes(self.device)
@@ -155,7 +158,8 @@ class Bench:
     def random(self, *shape: int, dtype: str) -> Any:
         """Return normal values."""
         self.allow(math.prod(shape) * BYTES[dtype])
-        return torch.randn(*shape, device=self.device).to(TORCH[dtype])
+        drawn = torch.randn(*shape, device=self.device, generator=self.generator)
+        return drawn.to(TORCH[dtype])
 
     def copies(self, size: float) -> int:
         """Return how many buffers of `size` bytes in turn stay colder than the cache."""

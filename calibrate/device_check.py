@@ -58,7 +58,7 @@ def _measure(given: argparse.Namespace) -> int:
         tiny=given.tiny,
         only=sections,
     )
-    measure(settings, skip_started=given.skip_started)
+    measure(settings, skip_started=given.skip_started, lines=True)
     return 0
 
 

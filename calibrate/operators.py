@@ -70,7 +70,8 @@ def _elementwise(bench: Bench, case: Case) -> Work:
         weight = bench.random(n, dtype=case.dtype)
         return Work([partial(F.rms_norm, x, (n,), weight, 1e-5)], kernel="rmsnorm")
     if case.kernel == "silu-mul":
-        return Work([lambda: F.silu(x) * y], kernel="silu-mul", note="two kernels")
+        gate, value = bench.random(m, 2 * n, dtype=case.dtype).chunk(2, -1)  # as a pass has them
+        return Work([lambda: F.silu(gate) * value], kernel="silu-mul", note="two kernels")
     return Work([partial(torch.add, x, y)], kernel="add")
 
 

@@ -69,7 +69,9 @@ class Decoder:
             index(s.kv_heads)[None, None],
             positions[:, :, None],
         )
-        self.ids = torch.randint(0, s.vocab, (batch, width), device=bench.device)
+        self.ids = torch.randint(
+            0, s.vocab, (batch, width), device=bench.device, generator=bench.generator
+        )
         self.chosen = torch.zeros_like(self.ids)
 
     def run(self) -> None:

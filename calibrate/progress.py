@@ -1,7 +1,8 @@
-"""What is being measured and how long it will take: a bar on a terminal, else a line at times."""
+"""What is being measured and how long it will take: a bar on a terminal, or plain lines."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from typing import Any, Protocol
@@ -16,17 +17,24 @@ class Progress(Protocol):
         """Say what is being measured."""
 
 
-class Lines:
-    """A line on stderr, at most every few seconds."""
+class Silent:
+    """Says nothing."""
 
-    def __init__(self, total: float, every: float = 5.0) -> None:
-        self.total, self.every, self._last = total, every, float("-inf")
-
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
         return None
+
+    def show(self, text: str, done: float) -> None:
+        """Say nothing."""
+
+
+class Lines(Silent):
+    """A line on stderr, at most every few seconds."""
+
+    def __init__(self, total: float, every: float = 5.0) -> None:
+        self.total, self.every, self._last = total, every, float("-inf")
 
     def show(self, text: str, done: float) -> None:
         """Print, unless something was printed just now."""
@@ -67,11 +75,9 @@ class Bar:
         self._bar.update(self._task, completed=min(done, self.total), description=text, left=left)
 
 
-def progress(total: float) -> Progress:
-    """Return a bar where there is a terminal and rich, lines elsewhere."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        try:
-            return Bar(total)
-        except ImportError:
-            pass
-    return Lines(total)
+def progress(total: float, *, lines: bool = False) -> Progress:
+    """Return a bar on a terminal where there is rich, lines where they are asked for, or nothing."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if terminal and importlib.util.find_spec("rich") is not None:
+        return Bar(total)
+    return Lines(total) if terminal or lines else Silent()

@@ -92,7 +92,9 @@ class Settings:
             raise DomainError("dtype must name the activations' format before fp8")
 
 
-def measure(settings: Settings, *, skip_started: bool = False) -> dict[str, Any]:
+def measure(
+    settings: Settings, *, skip_started: bool = False, lines: bool = False
+) -> dict[str, Any]:
     """Measure, and return the table's sidecar record.
 
     Parameters
@@ -101,6 +103,8 @@ def measure(settings: Settings, *, skip_started: bool = False) -> dict[str, Any]
     skip_started : bool
         Leave out sections that an earlier run began and did not end: what killed it may be in
         them.
+    lines : bool
+        Say at times what is being measured, where there is no terminal too.
 
     Raises
     ------
@@ -113,7 +117,7 @@ def measure(settings: Settings, *, skip_started: bool = False) -> dict[str, Any]
     if settings.threads is not None or settings.device == "cpu":
         torch.set_num_threads(settings.threads or 1)
     with torch.inference_mode():
-        return Run(settings, skip_started=skip_started).run()
+        return Run(settings, skip_started=skip_started).run(lines=lines)
 
 
 def refuse_noise(record: dict[str, Any], table: Path) -> None:
@@ -215,11 +219,11 @@ class Run:
         """Seconds of measuring, earlier runs on this table included. [s]"""
         return time.monotonic() - self.start
 
-    def run(self) -> dict[str, Any]:
+    def run(self, *, lines: bool = False) -> dict[str, Any]:
         """Measure what is left of the plan: what every fit needs first, more while time lasts."""
         self._save()
         self.bench.clock.warm_up()
-        with progress(self.settings.budget) as self.progress:
+        with progress(self.settings.budget, lines=lines) as self.progress:
             for stage in STAGES:
                 names = self.settings.only or tuple(s.name for s in self.plan.sections)
                 todo = [s for s in self.plan.sections if s.name in names and self._open(s, stage)]
