@@ -17,6 +17,7 @@ def calibrate(output: Path, settings: Settings) -> str:
     SpecmodelError
         When the device is not there, the table belongs to another run, or the run was too noisy.
     """
+    output.parent.mkdir(parents=True, exist_ok=True)
     record = measure(settings)
     refuse_noise(record, settings.table)
     fit_and_write(settings.table, output)

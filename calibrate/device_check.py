@@ -3,8 +3,9 @@
     python -m calibrate.device_check --device cuda:0 --out DIR --budget 420
 
 Operators first, then whole passes of decoders with random weights (8B and 1B shapes on a GPU).
-The measuring runs in a process of its own: where a device fault kills it or it hangs, another one
-goes on with the sections that were not begun. Needs torch, numpy, scipy and PyYAML.
+The measuring runs in a process of its own: where a device fault kills it, another one goes on
+behind the case that failed, or with the sections that were not begun. Needs torch, numpy, scipy
+and PyYAML.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OPERATORS = ("stream", "launch", "gemm", "attention", "elementwise", "experts", 
 PHASES = ((OPERATORS, 0.55), (("passes",), 1.0))
 """Sections of each process, and the part of the budget that is spent when it ends."""
 
-_TRIES = 3
+_TRIES = 4
 _GRACE = 20.0  # seconds past its budget that a process may take: starting, the last block
 
 
@@ -70,7 +71,8 @@ def _child(given: argparse.Namespace, phase: int) -> bool:
     command += ["--out", str(given.out), "--budget", str(given.budget), "--phase", str(phase)]
     command += ["--tiny"] * given.tiny
     for attempt in range(_TRIES):
-        again = ["--skip-started"] * (attempt > 0)
+        # a failed case is on record and is not tried again; what died without a word is left out
+        again = ["--skip-started"] * (attempt > 1)
         try:
             left = max(1.0, end - time.monotonic())
             code: int | str = subprocess.run([*command, *again], timeout=left).returncode  # noqa: S603

@@ -76,7 +76,7 @@ class Bar:
 
 
 def progress(total: float, *, lines: bool = False) -> Progress:
-    """Return a bar on a terminal where there is rich, lines where they are asked for, or nothing."""
+    """Return a bar on a terminal where there is rich, lines where asked for, or nothing."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if terminal and importlib.util.find_spec("rich") is not None:
         return Bar(total)

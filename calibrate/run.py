@@ -27,7 +27,7 @@ from calibrate.progress import Progress, progress
 from calibrate.table import Table, read_sidecar, write_sidecar
 from specmodel.architectures import load_model
 from specmodel.dtypes import canonical_dtype
-from specmodel.errors import DomainError, FitError, ProfileError
+from specmodel.errors import DomainError, FitError, ProfileError, SpecmodelError
 
 ROUNDS = 3
 """How often a block's cases are visited, in another order each time."""
@@ -112,6 +112,8 @@ def measure(
         When the device is not there.
     ProfileError
         When the table was begun with other arguments or on another device.
+    SpecmodelError
+        When the device fails for good.
     """
     describe(settings.device)  # refuses a device that is not there
     if settings.threads is not None or settings.device == "cpu":
@@ -190,7 +192,7 @@ class Run:
                 "driver": environment["driver"],
                 "threads": environment["threads"],
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": shlex.join(sys.argv),
+                "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 "arguments": arguments,
                 "budget": settings.budget,
                 "elapsed": 0.0,
@@ -324,9 +326,19 @@ class Run:
             full = out_of_memory(error)
             text = "out of memory" if full else f"{type(error).__name__}: {str(error)[:160]}"
             self._row({**case.row(), "note": f"error: {text}"})
-            self.bench.clock.synchronise()  # a device that has failed for good raises here
+            self._still_works()
             return case.smaller() if full else None
         return None
+
+    def _still_works(self) -> None:
+        """Stop where a failure was the device's for good: every later case would fail too."""
+        try:
+            self.bench.clock.synchronise()
+        except RuntimeError as error:
+            raise SpecmodelError(
+                f"{self.settings.device} failed ({str(error)[:160]}): what was measured is in "
+                f"{self.settings.table}, and the same command goes on behind the failure"
+            ) from None
 
     def _row(self, row: dict[str, Any]) -> None:
         self.table.append({**row, "device": self.record["device"]["device"]})

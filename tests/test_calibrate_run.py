@@ -19,9 +19,10 @@ from specmodel.hardware import read_device
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from calibrate import command, device_check, ranks  # noqa: E402
+from calibrate import run as run_module  # noqa: E402
 from calibrate.bench import Bench, OutOfMemory  # noqa: E402
 from calibrate.cases import COLUMNS, Case, row_key  # noqa: E402
-from calibrate.clock import noise, spread, too_noisy  # noqa: E402
+from calibrate.clock import Clock, noise, spread, too_noisy  # noqa: E402
 from calibrate.models import Setting, layer_shape  # noqa: E402
 from calibrate.peaks import measured_device, peaks  # noqa: E402
 from calibrate.plan import GEMM_ROWS, GEMM_SHAPES, make_plan  # noqa: E402
@@ -262,6 +263,45 @@ def test_memory_errors_are_told_from_others() -> None:
     assert not out_of_memory(RuntimeError("no kernel"))
     with pytest.raises(OutOfMemory, match=r"1e\+03 GB needed"):
         Bench("cpu").allow(1e12)
+
+
+def test_a_device_that_fails_for_good_stops_the_run_and_a_rerun_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings(tmp_path, only=("launch", "stream"))
+    build = run_module.operators.build
+
+    def broken(bench: Bench, case: Case) -> Any:
+        if case.operator != "launch":
+            return build(bench, case)
+        monkeypatch.setattr(Clock, "synchronise", lambda _: fault())
+        return fault()
+
+    def fault() -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module.operators, "build", broken)
+        with pytest.raises(sm.SpecmodelError, match="cpu failed"):
+            measure(given)
+    monkeypatch.undo()
+    record = measure(given, skip_started=True)
+    assert set(record["sections"]) == {"launch", "stream"}
+    rows = {row["operator"]: row for row in read_rows(given.table)}
+    assert rows["launch"]["note"].startswith("error: RuntimeError: CUDA error")
+    assert rows["stream"]["seconds"]
+
+
+@pytest.mark.gpu
+def test_every_section_on_a_gpu(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    given = settings(tmp_path, device="cuda:0", budget=40.0)
+    record = measure(given)
+    rows = read_rows(given.table)
+    assert not [row for row in rows if row["note"].startswith("error:")]
+    assert {row["mode"] for row in rows if row["operator"] == "gemm"} == {"graph"}
+    assert record["device"]["multiprocessors"] > 0
 
 
 def reference(seconds: float, spread: float = 0.01) -> dict[str, str]:
