@@ -93,6 +93,8 @@ def make_plan(setting: Setting, *, seed: int = 0, model: Architecture | None = N
         rng = random.Random(f"{seed} {name}")  # noqa: S311 (an order, not a secret)
         rng.shuffle(base)
         rng.shuffle(more)
+        # verifying is told relative to decoding, so that comes first
+        more.sort(key=lambda case: case.operator == "pass" and case.width != 1)
         if model is not None:  # its own shapes first
             ours = set(extra)
             base.sort(key=lambda case: case not in ours and case.model != model.name)
