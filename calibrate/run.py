@@ -150,6 +150,7 @@ class Run:
         settings.table.parent.mkdir(parents=True, exist_ok=True)
         self.record = self._take_up()
         self.bench.kernels = self.record["kernels"]
+        write_sidecar(settings.table, self.record)  # a table without one belongs to nobody
         self.table = Table(settings.table)
         self.start = time.monotonic() - float(self.record["elapsed"])
         self.progress: Progress
@@ -213,7 +214,10 @@ class Run:
                 )
         if settings.budget > found["budget"]:  # there is time for more
             found["budget"] = settings.budget
-            found["sections"] = {}
+            for state in found["sections"].values():
+                state.pop("more", None)
+                if state.get("measured", 0) < state["planned"]:
+                    state.pop("base", None)
         return found
 
     @property
@@ -238,8 +242,10 @@ class Run:
         return self.record
 
     def _open(self, section: Section, stage: Stage) -> bool:
-        state = self.record["sections"].get(section.name, {}).get(stage)
-        return state is None or (state == "started" and not self.skip_started)
+        state = self.record["sections"].get(section.name, {})
+        if stage == "more" and state.get("base") != "done":
+            return False
+        return stage not in state or (state[stage] == "started" and not self.skip_started)
 
     def _save(self) -> None:
         self.record["elapsed"] = round(self.elapsed, 3)

@@ -153,6 +153,29 @@ def test_a_complete_run_measures_nothing_again(tmp_path: Path) -> None:
         measure(replace(given, seed=1))
 
 
+def test_more_time_measures_more_shapes(tmp_path: Path) -> None:
+    given = settings(tmp_path, only=("experts", "passes"), budget=0.01)
+    first = measure(given)
+    assert first["sections"]["passes"]["measured"] < first["sections"]["passes"]["planned"]
+    before = given.table.read_bytes()
+    again = measure(replace(given, budget=60.0))
+    assert given.table.read_bytes().startswith(before)
+    assert all(s["measured"] == s["planned"] for s in again["sections"].values())
+    assert again["elapsed"] > first["elapsed"]
+
+
+def test_sections_that_were_begun_can_be_left_out(tmp_path: Path) -> None:
+    given = settings(tmp_path, only=("launch", "stream"))
+    measure(given)
+    file = tmp_path / "t.json"
+    record = json.loads(file.read_text())
+    record["sections"] = {"launch": {"planned": 1, "base": "started"}}
+    file.write_text(json.dumps(record))
+    sections = measure(given, skip_started=True)["sections"]
+    assert sections["launch"] == {"planned": 1, "base": "started"}
+    assert sections["stream"]["more"] == "done"
+
+
 def test_a_short_budget_measures_less_and_says_so(tmp_path: Path) -> None:
     record = measure(settings(tmp_path, budget=0.05))
     assert any(s["measured"] < s["planned"] for s in record["sections"].values())
