@@ -1,4 +1,4 @@
-"""``specmodel``: predict, compare, sweep, explain, fit, list, show."""
+"""``specmodel``: predict, compare, sweep, explain, fit, calibrate, list, show."""
 
 from __future__ import annotations
 
@@ -245,6 +245,30 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
         save(residual_figure(fitted), plot)
     write_profile(device, output)
     write(text)
+
+
+@cli.command()
+@click.option("--device", metavar="cuda:N|cpu", default="cuda:0", show_default=True)
+@click.option("-o", "--output", metavar="FILE", required=True, help="Profile to write (.yaml).")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    help="For measuring: 60s, 5m; more time measures more shapes.",
+)
+@click.option("--model", metavar="CONFIG", help="Measure this model's own shapes too.")
+@click.option("--dtype", metavar="LIST", help="Such as bf16,fp8 [what the device is fast in].")
+@click.option("--threads", metavar="N", help="Of the CPU [1 on a CPU: steadiest].")
+@click.option("--table", metavar="FILE", help="Measurements, taken up again [OUTPUT.csv].")
+@click.option("--seed", metavar="N", default="0", show_default=True, help="Order and values.")
+@click.option("--tiny", is_flag=True, hidden=True)
+def calibrate(**options: Any) -> None:
+    """Measure a device (needs torch) and write its profile."""
+    from specmodel.cli.measuring import calibrate as run
+    from specmodel.cli.output import write
+
+    write(run(options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
