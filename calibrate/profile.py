@@ -6,19 +6,29 @@ from pathlib import Path
 
 from calibrate.peaks import measured_device
 from calibrate.table import read_rows, read_sidecar
-from specmodel.hardware import device_yaml
+from specmodel.errors import UnknownNameError
+from specmodel.fitting import TableFit, calibrated_device, fit_table
+from specmodel.hardware import Device, load_device, write_device
+from specmodel.tables import read_table
 
 
-def fit_and_write(table: Path, output: Path) -> None:
-    """Write the profile that a table supports.
+def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit]:
+    """Fit a table, and write the profile of the device it was measured on.
 
-    For now it holds the measured rates alone, as the record of a device without a datasheet.
+    Efficiencies are shares of the datasheet's rates where a record has the device's name, and
+    of the best rates in the table elsewhere.
 
     Raises
     ------
     FitError
-        When the table lacks the rows that are needed; nothing is written then.
+        When the table is not sound, or lacks the rows that are needed; nothing is written then.
     """
-    # FIT: specmodel.fitting connects here and adds the calibrated operators to the record.
-    device = measured_device(read_rows(table), read_sidecar(table), table)
-    output.write_text(device_yaml(device), encoding="utf-8")
+    record = read_sidecar(table)
+    try:
+        device = load_device(str(record["device"]["device"]))
+    except UnknownNameError:
+        device = measured_device(read_rows(table), record, table)
+    fitted = fit_table(read_table(table, device=device), device)
+    found = calibrated_device(device, fitted)
+    write_device(found, output)
+    return found, fitted

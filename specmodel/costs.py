@@ -367,10 +367,15 @@ def _layer_operators(
         yield _activation(a, count, sizes.rows, layer.mlp.width)
 
 
+_KERNELS = {"norm": "rmsnorm", "inner norm": "rmsnorm", "activation": "silu-mul"}
+"""Kernel that stands for an elementwise operator in measurements; ``add`` for all others."""
+
+
 def _elementwise(name: str, count: float, moved: Floats, weights: float = 0.0) -> Operator:
     return Operator(
         name=name,
         kind="elementwise",
+        dtype=_KERNELS.get(name, "add"),
         group="elementwise",
         count=count,
         weight_bytes=weights,

@@ -7,12 +7,14 @@ said so. Errors are those of whole shapes left out of the fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from specmodel._version import __version__
 from specmodel.calibration import (
     OPERATORS,
     Calibration,
@@ -450,6 +452,14 @@ def _better(one: FittedOperator, other: FittedOperator) -> bool:
     if one.held_out is None or other.held_out is None:
         return False
     return one.held_out.mean < (1 - _TIE) * other.held_out.mean
+
+
+def calibrated_device(device: Device, fitted: TableFit, *, notes: tuple[str, ...] = ()) -> Device:
+    """Return the record with what was fitted, when and by which version."""
+    found = fitted.calibration
+    source = {**found.source, "fitted": str(date.today()), "specmodel": __version__}
+    calibration = replace(found, source=source, notes=(*found.notes, *notes))
+    return replace(device, calibration=calibration)
 
 
 def _tiled(device: Device) -> bool:

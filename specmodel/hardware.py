@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -296,6 +297,28 @@ def device_yaml(device: Device) -> str:
         **({"calibration": device.calibration.record()} if device.calibration else {}),
     }
     return yaml_text(record)
+
+
+def write_device(device: Device, path: str | os.PathLike[str]) -> None:
+    """Write a record as a device file, whole or not at all.
+
+    Raises
+    ------
+    ProfileError
+        When a value has no source, or the folder is not there.
+    """
+    text, target = device_yaml(device), Path(path)
+    if not target.absolute().parent.is_dir():
+        raise ProfileError(f"{target.parent}: no such folder")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _device(record: Any, where: str) -> Device:

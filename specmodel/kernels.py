@@ -89,7 +89,7 @@ class Kernels:
         """Return the fitted numbers of an operator, None where nobody measured its kind.
 
         The two 16-bit formats stand for each other: they are moved and multiplied at the same
-        rates.
+        rates. Elementwise kernels stand for each other where one was not measured.
         """
         if not self.fitted or self.device.calibration is None:
             return None
@@ -99,10 +99,8 @@ class Kernels:
         if op.kind == "attention" and self.kv_reread > 0:
             return None
         by_dtype = self.device.calibration.operators.get(kind, {})
-        for dtype in (op.dtype, _TWIN.get(op.dtype, "")):
-            if dtype in by_dtype:
-                return by_dtype[dtype]
-        return None
+        wanted = (op.dtype, *_STANDS_IN.get(op.kind, (_TWIN.get(op.dtype, ""),)))
+        return next((by_dtype[dtype] for dtype in wanted if dtype in by_dtype), None)
 
     def seconds(self, op: Operator) -> Floats:
         """Return the time of one run. [s]"""
@@ -146,6 +144,10 @@ class Kernels:
         return _FEATURES[op.kind](op, self.stream_seconds * self.device.memory_bandwidth)
 
 
+_STANDS_IN = {
+    "collective": ("bfloat16", "float16"),
+    "elementwise": ("rmsnorm", "add", "silu-mul"),
+}
 _TWIN = {"bfloat16": "float16", "float16": "bfloat16"}
 
 

@@ -188,7 +188,10 @@ def intervals(
         "T_d": (draft.T, log_error([(1 / np.where(draft.T > 0, draft.T, 1.0), draft)])),
         "S": (np.asarray(S), np.where(on, log_error(ratio), 0.0)),
     }
-    return {
-        name: (value * np.exp(-_NORMAL * off), value * np.exp(_NORMAL * off))
-        for name, (value, off) in found.items()
-    }
+    return {name: interval(value, off) for name, (value, off) in found.items()}
+
+
+def interval(value: ArrayLike, off: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the bounds of a value whose logarithm has a standard deviation of `off`."""
+    factor = np.exp(_NORMAL * np.asarray(off))
+    return np.asarray(value) / factor, np.asarray(value) * factor

@@ -234,8 +234,9 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
 
     The file works with --profile. Errors are of shapes left out of the fit.
     """
-    from specmodel.cli.fit import fit_text, run_fit, write_profile
+    from specmodel.cli.fit import fit_text, run_fit
     from specmodel.cli.output import write
+    from specmodel.hardware import write_device
 
     device, fitted = run_fit(table, options)
     text = fit_text(device, fitted, form)
@@ -243,7 +244,7 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
         from specmodel.plots import residual_figure, save
 
         save(residual_figure(fitted), plot)
-    write_profile(device, output)
+    write_device(device, output)
     write(text)
 
 
