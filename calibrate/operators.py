@@ -63,16 +63,43 @@ def _attention(bench: Bench, case: Case) -> Work:
 
 
 def _elementwise(bench: Bench, case: Case) -> Work:
-    """Norms and activations; their inputs were just written, as in a pass, so they may be warm."""
+    """What lies between matrix products, as a pass of torch kernels has it.
+
+    Inputs were just written, as in a pass, so they may be warm. ``add-norm``: the residual's
+    addition, then the norm. ``kv-write``: queries brought into the kernel's order, new keys and
+    values, each a quarter as wide as the queries, into the cache of their sequence.
+    """
     m, n = _whole(case.m, case.n)
     x, y = (bench.random(m, n, dtype=case.dtype) for _ in range(2))
-    if case.kernel == "rmsnorm":
+    if case.kernel == "add-norm":
         weight = bench.random(n, dtype=case.dtype)
-        return Work([partial(F.rms_norm, x, (n,), weight, 1e-5)], kernel="rmsnorm")
+        norm = lambda: F.rms_norm(x + y, (n,), weight, 1e-5)  # noqa: E731
+        return Work([norm], kernel="add-norm", note="two kernels")
+    if case.kernel == "kv-write":
+        return Work([_kv_write(bench, x, y)], kernel="kv-write", note="three kernels")
     if case.kernel == "silu-mul":
         gate, value = bench.random(m, 2 * n, dtype=case.dtype).chunk(2, -1)  # as a pass has them
         return Work([lambda: F.silu(gate) * value], kernel="silu-mul", note="two kernels")
     return Work([partial(torch.add, x, y)], kernel="add")
+
+
+def _kv_write(bench: Bench, queries: Any, new: Any) -> Callable[[], object]:
+    m, n = queries.shape
+    heads = 4
+    cache = bench.random(2 * m, heads, n // (4 * heads), dtype=_name(queries.dtype))
+    where = torch.arange(m, device=bench.device)
+    keys, values = new.view(m, 4, heads, n // (4 * heads))[:, :2].unbind(1)
+
+    def run() -> None:
+        queries.view(m, heads, n // heads).transpose(0, 1).contiguous()
+        cache[:m].index_put_((where,), keys)
+        cache[m:].index_put_((where,), values)
+
+    return run
+
+
+def _name(dtype: Any) -> str:
+    return next(name for name, kind in TORCH.items() if kind == dtype)
 
 
 def _launch(bench: Bench, case: Case) -> Work:

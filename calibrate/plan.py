@@ -25,7 +25,8 @@ GEMM_ROWS = ((1, 128), (16, 256), (64, 512), (32, 192), (8, 256), (48, 512))
 _MORE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 3, 6, 12, 24, 48, 96, 192, 256, 384, 512)
 _HEADS = ((32, 8, 128), (64, 8, 128), (32, 4, 128), (16, 8, 128), (32, 8, 64))
 _WIDTHS = (2, 4, 8, 16, 3, 6, 12)
-_ELEMENTWISE = (("rmsnorm", 2), ("silu-mul", 3), ("add", 3))  # values read and written
+_ELEMENTWISE = (("add-norm", 4), ("silu-mul", 3), ("kv-write", 3), ("add", 3))
+"""Kernels, and values that each reads and writes for an element of a row."""
 _SHARES = {
     "stream": 0.03,
     "launch": 0.02,

@@ -367,7 +367,12 @@ def _layer_operators(
         yield _activation(a, count, sizes.rows, layer.mlp.width)
 
 
-_KERNELS = {"norm": "rmsnorm", "inner norm": "rmsnorm", "activation": "silu-mul"}
+_KERNELS = {
+    "norm": "add-norm",
+    "inner norm": "add-norm",
+    "activation": "silu-mul",
+    "rotary and KV write": "kv-write",
+}
 """Kernel that stands for an elementwise operator in measurements; ``add`` for all others."""
 
 

@@ -146,7 +146,7 @@ class Kernels:
 
 _STANDS_IN = {
     "collective": ("bfloat16", "float16"),
-    "elementwise": ("rmsnorm", "add", "silu-mul"),
+    "elementwise": ("add", "add-norm", "silu-mul", "kv-write"),
 }
 _TWIN = {"bfloat16": "float16", "float16": "bfloat16"}
 
