@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from specmodel.architectures import Architecture, Layer
 from specmodel.architectures.parts import MLP, Attention, MoE
-from specmodel.calibration import Errors
+from specmodel.calibration import Departure, Errors, rounded
 from specmodel.errors import FitError
 from specmodel.hardware import Device
 from specmodel.roofline import Execution
 from specmodel.speculation import Run
 from specmodel.tables import Table
-from specmodel.uncertainty import interval, log_error, spread
+from specmodel.uncertainty import NORMAL_90, interval, log_error, spread
 
 Floats = NDArray[np.float64]
 
@@ -47,8 +47,9 @@ class Check:
         Measured. [s]
     predicted : mapping of str to ndarray
         By basis. [s]
-    low, high : ndarray
-        Bounds of the calibrated prediction. [s]
+    log_error : ndarray
+        Standard deviation of the logarithm of the calibrated prediction, departure of whole
+        passes left out. [-]
     """
 
     model: NDArray[np.str_]
@@ -57,8 +58,7 @@ class Check:
     context: Floats
     seconds: Floats
     predicted: Mapping[str, Floats]
-    low: Floats
-    high: Floats
+    log_error: Floats
 
     def errors(self, basis: str, *, width: int | None = None) -> Errors | None:
         """Return the errors of T; with `width` of those passes alone, None where there are none."""
@@ -67,11 +67,15 @@ class Check:
 
     def ratio_errors(self, basis: str) -> Errors | None:
         """Return the errors of T_v / T_p, over wide passes with a decode step beside them."""
-        pairs = [pair for pair in map(self._decode_of, range(self.seconds.size)) if pair]
-        wide, plain = np.array(pairs, dtype=int).reshape(-1, 2).T
+        wide, plain = np.array(self.pairs(), dtype=int).reshape(-1, 2).T
         predicted = self.predicted[basis]
         measured = self.seconds[wide] / self.seconds[plain]
         return _errors(predicted[wide] / predicted[plain], measured)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the rows of wide passes, each with that of the decode step beside it."""
+        found = (self._decode_of(row) for row in range(self.seconds.size))
+        return [pair for pair in found if pair is not None]
 
     def _decode_of(self, row: int) -> tuple[int, int] | None:
         """Return a wide pass with the decode step of the same decoder, batch and context."""
@@ -80,16 +84,6 @@ class Check:
         same = (self.model == self.model[row]) & (self.width == 1)
         same &= (self.batch == self.batch[row]) & (self.context == self.context[row])
         return (row, int(np.argmax(same))) if same.any() else None
-
-    @property
-    def covered(self) -> float:
-        """Share of the measured times between low and high. [-]"""
-        return float(np.mean((self.low <= self.seconds) & (self.seconds <= self.high)))
-
-    @property
-    def spread(self) -> float:
-        """Median of high over low. [-]"""
-        return float(np.median(self.high / self.low))
 
 
 def _errors(predicted: Floats, measured: Floats) -> Errors | None:
@@ -150,7 +144,9 @@ def check_passes(table: Table, device: Device) -> Check | None:
         return None
     numbers, texts = rows.numbers, rows.texts
     times: dict[str, list[float]] = {basis: [] for basis in BASES}
-    bounds: list[tuple[float, float]] = []
+    off: list[float] = []
+    if device.calibration is not None:  # what is about to be judged
+        device = replace(device, calibration=replace(device.calibration, passes=None))
     for i in range(len(rows)):
         name, dtype = str(texts["model"][i]), str(texts["dtype"][i])
         if name not in table.models:
@@ -167,9 +163,7 @@ def check_passes(table: Table, device: Device) -> Check | None:
         for basis, execution in BASES.items():
             times[basis].append(float(replace(run, execution=execution).time().T))
         found = spread([run])
-        low, high = interval(found.T, log_error([(1 / found.T, found)]))
-        bounds.append((float(low), float(high)))
-    low, high = np.array(bounds).T
+        off.append(float(log_error([(1 / found.T, found)])))
     return Check(
         model=texts["model"],
         batch=numbers["batch"],
@@ -177,6 +171,54 @@ def check_passes(table: Table, device: Device) -> Check | None:
         context=numbers["context"],
         seconds=numbers["seconds"],
         predicted={basis: np.array(values) for basis, values in times.items()},
-        low=low,
-        high=high,
+        log_error=np.array(off),
     )
+
+
+def departure(check: Check, rows: NDArray[np.bool_] | None = None) -> Departure:
+    """Return how passes depart from the calibrated prediction.
+
+    Parameters
+    ----------
+    check : Check
+    rows : ndarray of bool, optional
+        The passes to judge by; all by default.
+    """
+    keep = np.ones(check.seconds.size, bool) if rows is None else rows
+    off = np.log(check.seconds / check.predicted["calibrated"])
+    pairs = [pair for pair in check.pairs() if keep[pair[0]] and keep[pair[1]]]
+    wide = float(np.quantile(np.abs(off[keep]), 0.9) / NORMAL_90)
+    apart = [off[a] - off[b] for a, b in pairs]
+    ratio = float(np.quantile(np.abs(apart), 0.9) / NORMAL_90) if apart else wide
+    shared = 1 - ratio**2 / (2 * wide**2) if wide > 0 else 0.0
+    return Departure(
+        n=int(keep.sum()),
+        bias=rounded(float(np.median(off[keep]))),
+        residual=rounded(wide),
+        shared=rounded(float(np.clip(shared, 0.0, 1.0))),
+    )
+
+
+def coverage(check: Check) -> tuple[float, float]:
+    """Return how often the intervals of a decoder's passes hold them, and how wide they are.
+
+    The departure is that of the other decoders: each is left out in turn.
+
+    Returns
+    -------
+    tuple of float
+        Share between low and high [-]; median of high over low [-].
+    """
+    inside, widths = [], []
+    for name in np.unique(check.model):
+        mine = check.model == name
+        if mine.all():
+            continue
+        off = np.sqrt(check.log_error[mine] ** 2 + departure(check, ~mine).residual ** 2)
+        low, high = interval(check.predicted["calibrated"][mine], off)
+        measured = check.seconds[mine]
+        inside += list((low <= measured) & (measured <= high))
+        widths += list(high / low)
+    if not inside:
+        return np.nan, np.nan
+    return float(np.mean(inside)), float(np.median(widths))

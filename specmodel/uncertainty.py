@@ -1,9 +1,10 @@
 """How sure a prediction is: intervals that follow from what was measured.
 
-The error of a time has two parts. Fitted parameters are uncertain together (their covariance),
-the same in every pass that uses them. And a kernel departs from its form: by `shared` of that
-variance in the same way at every number of rows of one shape, for the rest anew in each.
-Operators that nobody measured are taken to be off by the same unknown factor everywhere.
+The error of a time has three parts. Fitted parameters are uncertain together (their covariance),
+the same in every pass that uses them. A kernel departs from its form: by `shared` of that
+variance in the same way at every number of rows of one shape, for the rest anew in each. And
+where whole passes were measured, they depart from the sum of their operators. Operators that
+nobody measured are taken to be off by the same unknown factor everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ UNMEASURED = 0.3
 INTERVALS = ("T_p", "T_v", "T_d", "S")
 """What `intervals` gives bounds of."""
 
-_NORMAL = 1.6448536269514722  # of CONFIDENCE, two-sided
+NORMAL_90 = 1.6448536269514722
+"""Standard deviations on either side that hold `CONFIDENCE` of a normal law."""
 
 _Fit = tuple[str, str, str]  # device, kind, dtype
 _Shape = tuple[object, ...]
@@ -88,7 +90,11 @@ class _Sum:
                 gradient = seconds[..., None] * kernels.log_gradient(op, found)
                 self.gradients[fit] = self.gradients.get(fit, np.asarray(0.0)) + gradient
                 self.covariances[fit] = np.asarray(found.covariance)
-        self.departures[shape] = self.departures.get(shape, np.asarray(0.0)) + off * seconds
+        self.depart(shape, off * seconds, shared)
+
+    def depart(self, shape: _Shape, off: Floats, shared: float) -> None:
+        """Add a departure that goes with those of the same shape."""
+        self.departures[shape] = self.departures.get(shape, np.asarray(0.0)) + off
         self.shared[shape] = shared
 
 
@@ -97,8 +103,16 @@ def spread(runs: Iterable[Run]) -> Spread:
     total = _Sum()
     for run in runs:
         kernels, operators = run.operators()
+        before = total.T
         for op in operators:
             total.add(kernels, op, np.asarray(run.count * op.count, dtype=np.float64))
+        calibration = kernels.device.calibration if kernels.fitted else None
+        if calibration is not None and calibration.passes is not None:
+            total.depart(
+                (kernels.device.name, "passes"),
+                calibration.passes.residual * (total.T - before),
+                calibration.passes.shared,
+            )
     return Spread(
         T=total.T,
         gradients=total.gradients,
@@ -193,5 +207,5 @@ def intervals(
 
 def interval(value: ArrayLike, off: ArrayLike) -> tuple[Floats, Floats]:
     """Return the bounds of a value whose logarithm has a standard deviation of `off`."""
-    factor = np.exp(_NORMAL * np.asarray(off))
+    factor = np.exp(NORMAL_90 * np.asarray(off))
     return np.asarray(value) / factor, np.asarray(value) * factor
