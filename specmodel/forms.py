@@ -19,7 +19,7 @@ mla
 experts
     m, top_k, experts, hidden, width; touched, distinct experts; weight_bytes of one expert; flops.
 elementwise
-    bytes.
+    bytes; launches, kernels that it takes (default 1).
 allreduce
     bytes of the vector, ranks.
 """
@@ -207,7 +207,7 @@ _ETA_M = Parameter(
     meaning="share of the memory bandwidth that streaming reaches",
     start=0.85,
     prior=0.5,
-    low=0.01,
+    low=0.001,
     high=1.3,
 )
 _ETA_F = Parameter(
@@ -216,7 +216,7 @@ _ETA_F = Parameter(
     meaning="share of the peak FLOP/s that arithmetic reaches",
     start=0.7,
     prior=0.5,
-    low=0.003,
+    low=0.001,
     high=1.3,
 )
 _P = Parameter(
@@ -476,7 +476,8 @@ def _experts(features: Features, rates: Rates, v: Values) -> Floats:
 
 def _elementwise(features: Features, rates: Rates, v: Values) -> Floats:
     moved = np.asarray(features["bytes"], dtype=np.float64)
-    return v["t0"] + moved / (v["eta_m"] * rates.bandwidth)
+    launches = np.asarray(features.get("launches", 1.0), dtype=np.float64)
+    return v["t0"] * launches + moved / (v["eta_m"] * rates.bandwidth)
 
 
 def _launch(features: Features, rates: Rates, v: Values) -> Floats:
@@ -601,7 +602,7 @@ def traffic(operator: str, features: Features) -> tuple[Floats, Floats]:
 def soft_roofline(operator: str) -> Form:
     """Return the baseline of an operator: ``t0 + ((bytes / eta_m M)^p + (flops / eta_f F)^p)^1/p``.
 
-    An all-reduce streams over the link instead of the memory.
+    An all-reduce streams over the link instead of the memory; a matrix product's is `GEMM_SOFT`.
     """
     if operator == "gemm":
         return GEMM_SOFT
@@ -635,6 +636,7 @@ FORMS: dict[str, Form] = {
         ELEMENTWISE,
         LAUNCH,
         ALL_REDUCE,
+        soft_roofline("attention"),
         soft_roofline("mla"),
         soft_roofline("experts"),
     )

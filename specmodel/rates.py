@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date
 
@@ -23,6 +24,7 @@ def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> De
     ----------
     table : Table
     name : str
+        As people write it.
     stated : mapping of str to float
         Any of bandwidth [B/s], flops [FLOP/s], link_bandwidth [B/s], memory [B].
 
@@ -56,7 +58,7 @@ def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> De
         return f"{rates[key]:.4g} {how} (measurement table, {file}, read {today})"
 
     return Device(
-        name=name,
+        name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
         title=name,
         vendor="unknown",
         family="unknown",

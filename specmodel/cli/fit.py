@@ -34,7 +34,8 @@ def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit]:
         known = device_of(gpu) if gpu is not None else _named_in(table)
         rows = read_table(table, device=known)
     estimated = known is None
-    device = known or estimated_device(rows, str(gpu or "device"), _stated(options))
+    name = str(gpu or rows.texts["device"][0] or "device")
+    device = known or estimated_device(rows, name, _stated(options))
     fitted = fit_table(rows, device)
     source = {
         **fitted.calibration.source,
