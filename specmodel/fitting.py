@@ -27,7 +27,9 @@ from specmodel.hardware import Device
 from specmodel.tables import Table, features, groups
 
 FOLDS = 10
-"""Parts that the shapes are divided into for held-out errors."""
+"""Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
+
+FEW = 20
 
 MOST = 8
 """Numbers fitted for one operator and number format, at most."""
@@ -154,19 +156,19 @@ def held_out(
     names: Sequence[str],
     *,
     noise: float,
-    folds: int = FOLDS,
 ) -> Floats | None:
     """Return the log ratio of predicted to measured time, each shape predicted without itself.
 
-    Shapes are divided at random (one fixed draw) into `folds` parts; None where they are fewer
-    than two.
+    Shapes are divided at random (one fixed draw) into `FOLDS` parts, or left out one by one where
+    they are few; None where there is only one.
     """
     shapes = np.unique(data.groups)
     if shapes.size < 2:
         return None
     order = np.random.default_rng(0).permutation(shapes)
     part = np.empty(shapes.max() + 1, dtype=np.intp)
-    part[order] = np.arange(shapes.size) % min(folds, shapes.size)
+    parts = shapes.size if shapes.size <= FEW else FOLDS
+    part[order] = np.arange(shapes.size) % parts
     fold = part[data.groups]
     ratio = np.empty(data.seconds.size)
     for number in range(fold.max() + 1):

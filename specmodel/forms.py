@@ -40,6 +40,7 @@ Values = Mapping[str, float]
 
 _SHARP = 3.0  # memory and compute inside one kernel
 _PADDED = 6.0  # a short context rounds up to a tile
+_OWN_KERNEL = 8 * 2**20  # all-reduce kernels of vLLM and SGLang take vectors below it [B]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,13 +486,23 @@ def _launch(features: Features, rates: Rates, v: Values) -> Floats:
 
 
 def _all_reduce(features: Features, rates: Rates, v: Values) -> Floats:
+    r"""Return the time of an all-reduce of S bytes over n devices inside a node. [s]
+
+    .. math::
+        T = t_0 + a (n - 2) + \min\left(\frac{(n-1) S}{q\,\eta M},\;
+        t_1 + \frac{2 S (n-1)}{n\,\eta M}\right) + t_2\,[S \ge 8\,\mathrm{MiB}]
+
+    Every device reads all vectors whole, or reduces its share and then gathers the others';
+    the serving engines' own kernels take vectors below 8 MiB and leave larger ones to a library.
+    """
     size, n = (np.asarray(features[key], dtype=np.float64) for key in ("bytes", "ranks"))
     if rates.link is None:
         raise FitError("an all-reduce needs the bandwidth of the link between devices")
     rate = v["eta_m"] * rates.link
-    one_shot = (n - 1.0) * size / rate
+    one_shot = (n - 1.0) * size / (v["q"] * rate)
     two_shot = v["t1"] + 2.0 * size * (n - 1.0) / n / rate
-    return v["t0"] + v["a"] * (n - 2.0) + np.minimum(one_shot, two_shot)
+    large = v["t2"] * (size >= _OWN_KERNEL)
+    return v["t0"] + v["a"] * (n - 2.0) + np.minimum(one_shot, two_shot) + large
 
 
 EXPERTS = Form(
@@ -574,6 +585,25 @@ ALL_REDUCE = Form(
             prior=1.0,
             low=_MICROSECONDS[0],
             high=_MICROSECONDS[1],
+        ),
+        Parameter(
+            name="q",
+            unit="-",
+            meaning="bandwidth of one shot, over that of two",
+            start=1.0,
+            prior=0.7,
+            low=0.05,
+            high=5.0,
+        ),
+        Parameter(
+            name="t2",
+            unit="s",
+            meaning="what handing a vector of 8 MiB or more to a library costs",
+            start=1e-5,
+            prior=1.5,
+            low=1e-8,
+            high=1e-3,
+            absent=0.0,
         ),
     ),
 )

@@ -448,7 +448,7 @@ def test_all_reduce_and_experts_and_serial_k_recover() -> None:
         (
             ALL_REDUCE,
             {"bytes": size, "ranks": ranks},
-            {"t0": 4e-6, "eta_m": 0.6, "a": 2e-7, "t1": 3e-6},
+            {"t0": 4e-6, "eta_m": 0.6, "a": 2e-7, "t1": 3e-6, "q": 0.8, "t2": 4e-5},
         ),
         (
             EXPERTS,
