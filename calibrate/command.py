@@ -7,6 +7,7 @@ from typing import Any
 
 from calibrate.profile import fit_and_write
 from calibrate.run import Settings, measure, refuse_noise
+from specmodel.checking import check_text
 
 
 def calibrate(output: Path, settings: Settings) -> str:
@@ -20,8 +21,10 @@ def calibrate(output: Path, settings: Settings) -> str:
     output.parent.mkdir(parents=True, exist_ok=True)
     record = measure(settings)
     refuse_noise(record, settings.table)
-    fit_and_write(settings.table, output)
-    return f"{summary(record)}\n{settings.table} holds the measurements, {output} the profile"
+    *_, check = fit_and_write(settings.table, output)
+    checked = f"\n\n{check_text(check)}" if check is not None else ""
+    where = f"{settings.table} holds the measurements, {output} the profile"
+    return f"{summary(record)}{checked}\n\n{where}"
 
 
 def summary(record: dict[str, Any]) -> str:

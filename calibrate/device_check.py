@@ -21,6 +21,7 @@ from calibrate.command import summary
 from calibrate.profile import fit_and_write
 from calibrate.run import Settings, measure, refuse_noise
 from calibrate.table import Row, measured, read_rows, read_sidecar
+from specmodel.checking import check_text
 from specmodel.errors import SpecmodelError
 
 OPERATORS = ("stream", "launch", "gemm", "attention", "elementwise", "experts", "allreduce")
@@ -96,7 +97,8 @@ def _conclude(out: Path) -> int:
     code = 0
     try:
         refuse_noise(record, table)
-        fit_and_write(table, out / "profile.yaml")
+        *_, check = fit_and_write(table, out / "profile.yaml")
+        text += f"\n{check_text(check)}\n" if check is not None else ""
     except SpecmodelError as error:
         text += f"\nno profile: {error}\n"
         code = 1

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrate.peaks import measured_device
-from calibrate.table import read_rows, read_sidecar
+from calibrate.table import read_sidecar
+from specmodel.checking import Check, checked_device
 from specmodel.errors import UnknownNameError
 from specmodel.fitting import TableFit, calibrated_device, fit_table
 from specmodel.hardware import Device, load_device, write_device
+from specmodel.rates import device_of_table
 from specmodel.tables import read_table
 
 
-def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit]:
-    """Fit a table, and write the profile of the device it was measured on.
+def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit, Check | None]:
+    """Fit a table, write the profile of its device, and check it on the table's whole passes.
 
     Efficiencies are shares of the datasheet's rates where a record has the device's name, and
     of the best rates in the table elsewhere.
@@ -23,12 +24,13 @@ def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit]:
     FitError
         When the table is not sound, or lacks the rows that are needed; nothing is written then.
     """
-    record = read_sidecar(table)
+    name = str(read_sidecar(table)["device"]["device"])
     try:
-        device = load_device(str(record["device"]["device"]))
+        device = load_device(name)
     except UnknownNameError:
-        device = measured_device(read_rows(table), record, table)
-    fitted = fit_table(read_table(table, device=device), device)
-    found = calibrated_device(device, fitted)
+        device = device_of_table(read_table(table), name, {})
+    rows = read_table(table, device=device)
+    fitted = fit_table(rows, device)
+    found, check = checked_device(rows, calibrated_device(device, fitted))
     write_device(found, output)
-    return found, fitted
+    return found, fitted, check

@@ -21,7 +21,7 @@ from specmodel.hardware import Device
 from specmodel.roofline import Execution
 from specmodel.speculation import Run
 from specmodel.tables import Table
-from specmodel.uncertainty import NORMAL_90, interval, log_error, spread
+from specmodel.uncertainty import CONFIDENCE, NORMAL_90, interval, log_error, spread
 
 Floats = NDArray[np.float64]
 
@@ -63,6 +63,11 @@ class Check:
     def errors(self, basis: str, *, width: int | None = None) -> Errors | None:
         """Return the errors of T; with `width` of those passes alone, None where there are none."""
         rows = np.ones(self.seconds.size, bool) if width is None else self.width == width
+        return _errors(self.predicted[basis][rows], self.seconds[rows])
+
+    def wide_errors(self, basis: str) -> Errors | None:
+        """Return the errors of T_v."""
+        rows = self.width > 1
         return _errors(self.predicted[basis][rows], self.seconds[rows])
 
     def ratio_errors(self, basis: str) -> Errors | None:
@@ -149,11 +154,12 @@ def check_passes(table: Table, device: Device) -> Check | None:
         device = replace(device, calibration=replace(device.calibration, passes=None))
     for i in range(len(rows)):
         name, dtype = str(texts["model"][i]), str(texts["dtype"][i])
-        if name not in table.models:
+        shape = table.record.get("models", {}).get(name)
+        if not isinstance(shape, dict):
             raise FitError(f"line {rows.lines[i]}: the sidecar has no shape of decoder {name!r}")
         run = Run(
             device=device,
-            architecture=decoder(name, table.models[name], dtype),
+            architecture=decoder(name, shape, dtype),
             execution=BASES["calibrated"],
             count=np.asarray(1.0),
             B=numbers["batch"][i],
@@ -222,3 +228,55 @@ def coverage(check: Check) -> tuple[float, float]:
     if not inside:
         return np.nan, np.nan
     return float(np.mean(inside)), float(np.median(widths))
+
+
+def checked_device(table: Table, device: Device) -> tuple[Device, Check | None]:
+    """Return a calibrated device with the departure of the table's passes, and their check."""
+    check = check_passes(table, device)
+    if check is None or device.calibration is None:
+        return device, None
+    calibration = replace(device.calibration, passes=departure(check))
+    return replace(device, calibration=calibration), check
+
+
+def check_text(check: Check) -> str:
+    """Return the errors of passes by basis, for people."""
+    lines = [
+        f"check: {check.seconds.size} whole passes of {len(np.unique(check.model))} decoders, "
+        "which the fit has not seen",
+        f"{'basis':12}{'T_p':>8}{'T_v':>8}{'T_v/T_p':>9}   median of |predicted / measured - 1|",
+    ]
+    for basis in BASES:
+        wide = check.ratio_errors(basis)
+        shown = (check.errors(basis, width=1), check.wide_errors(basis), wide)
+        texts = ["-" if one is None else f"{one.median:.1%}" for one in shown]
+        lines.append(f"{basis:12}{texts[0]:>8}{texts[1]:>8}{texts[2]:>9}")
+    share, width = coverage(check)
+    if np.isfinite(share):
+        lines.append(
+            f"intervals of {CONFIDENCE:.0%} hold {share:.0%} of the passes of decoders left out; "
+            f"high is {width:.2f} times low"
+        )
+    return "\n".join(lines)
+
+
+def check_record(check: Check) -> dict[str, Any]:
+    """Return the errors of passes by basis, for machines; fractions."""
+
+    def record(errors: Errors | None) -> dict[str, Any] | None:
+        return None if errors is None else errors.record()
+
+    share, width = coverage(check)
+    return {
+        "n": int(check.seconds.size),
+        "bases": {
+            basis: {
+                "T_p": record(check.errors(basis, width=1)),
+                "T_v": record(check.wide_errors(basis)),
+                "T_v_over_T_p": record(check.ratio_errors(basis)),
+            }
+            for basis in BASES
+        },
+        "coverage": share if np.isfinite(share) else None,
+        "high_over_low": width if np.isfinite(width) else None,
+    }

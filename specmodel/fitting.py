@@ -29,7 +29,9 @@ from specmodel.hardware import Device
 from specmodel.tables import Table, features, groups
 
 FOLDS = 10
-"""Parts that the shapes are divided into for held-out errors."""
+"""Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
+
+FEW = 20
 
 MOST = 8
 """Numbers fitted for one operator and number format, at most."""
@@ -41,6 +43,8 @@ _UNMOVED = 0.1  # of its prior's width: the table did not move it
 _ENOUGH = 2000  # rows to choose between sets of constants
 _NORMAL_90 = 1.6448536269514722
 _NOISE_FLOOR = 1e-4
+_IQR = 1.349  # of a normal law, in standard deviations
+_MOST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,12 +61,15 @@ class Measured:
         Which shape each row is of; shapes are left out whole.
     rates : Rates
         Of the device the rows were timed on.
+    scatter : float
+        Standard deviation of the logarithm of one row's time, from its repetitions. [-]
     """
 
     features: Mapping[str, Floats]
     seconds: Floats
     groups: NDArray[np.intp]
     rates: Rates
+    scatter: float = _NOISE_FLOOR
 
     def part(self, rows: NDArray[np.bool_]) -> Measured:
         """Return some of the rows."""
@@ -71,6 +78,7 @@ class Measured:
             seconds=self.seconds[rows],
             groups=self.groups[rows],
             rates=self.rates,
+            scatter=self.scatter,
         )
 
     def log_ratio(self, form: Form, values: Mapping[str, float]) -> Floats:
@@ -115,8 +123,8 @@ def fit_operator(
     .. [1] Huber, Ronchetti, Robust Statistics, 2nd ed., 2009, chapter 7.
     """
     n = data.seconds.size
-    if n < 2:
-        raise FitError(f"{form.operator}: {n} rows are too few to fit")
+    if n == 0:
+        raise FitError(f"{form.operator}: no row to fit")
     state = _best_choice(form, data, pin or {})
     _settle(form, data, state)
     covariance = _identify(form, data, state)
@@ -133,7 +141,7 @@ def fit_operator(
         pinned=state.pinned,
         names=names,
         covariance=tuple(tuple(rounded(x) for x in row) for row in covariance),
-        residual=rounded(_wide_noise(in_sample if held is None else held, len(names))),
+        residual=rounded(_wide_noise(data, in_sample if held is None else held, len(names))),
         in_sample=Errors.of(in_sample),
         held_out=None if held is None else Errors.of(held),
         ranges={
@@ -150,19 +158,19 @@ def held_out(
     names: Sequence[str],
     *,
     noise: float,
-    folds: int = FOLDS,
 ) -> Floats | None:
     """Return the log ratio of predicted to measured time, each shape predicted without itself.
 
-    Shapes are divided at random (one fixed draw) into `folds` parts; None where they are fewer
-    than two.
+    Shapes are divided at random (one fixed draw) into `FOLDS` parts, or left out one by one where
+    they are few; None where there is only one.
     """
     shapes = np.unique(data.groups)
     if shapes.size < 2:
         return None
     order = np.random.default_rng(0).permutation(shapes)
     part = np.empty(shapes.max() + 1, dtype=np.intp)
-    part[order] = np.arange(shapes.size) % min(folds, shapes.size)
+    parts = shapes.size if shapes.size <= FEW else FOLDS
+    part[order] = np.arange(shapes.size) % parts
     fold = part[data.groups]
     ratio = np.empty(data.seconds.size)
     for number in range(fold.max() + 1):
@@ -222,7 +230,7 @@ def _settle(form: Form, data: Measured, state: _State) -> None:
     """Solve, estimate the noise from what is left, and solve again."""
     for _ in range(3):
         _solve(form, data, state)
-        noise = _core_noise(data.log_ratio(form, state.values), len(state.free))
+        noise = _core_noise(data, data.log_ratio(form, state.values), len(state.free))
         if abs(noise / state.noise - 1) < 0.02:
             break
         state.noise = noise
@@ -316,7 +324,7 @@ def _covariance(form: Form, data: Measured, state: _State) -> Floats:
     slope = (1 + z**2) ** -1.5
     n, p = z.size, len(state.free)
     scale = state.noise**2 * float(np.mean(influence**2) / np.mean(slope) ** 2) * n / max(n - p, 1)
-    scale = max(scale * _design_effect(influence, data.groups), _NOISE_FLOOR**2)
+    scale = max(scale * _design_effect(influence, data.groups), data.scatter**2)
     known = {parameter.name: parameter for parameter in form.parameters}
     prior = np.diag([known[name].prior ** -2.0 for name in state.free])
     return np.asarray(np.linalg.inv(gradient.T @ gradient / scale + prior))
@@ -340,18 +348,18 @@ def _design_effect(residual: Floats, groups: NDArray[np.intp]) -> float:
     return float(1 + (np.sum(size**2) / n - 1) * icc)
 
 
-def _core_noise(ratio: Floats, p: int) -> float:
+def _core_noise(data: Measured, ratio: Floats, p: int) -> float:
     """Return the standard deviation of the core of residuals, from their median size."""
     n = ratio.size
     lost = np.sqrt(n / max(n - p, 1))
-    return max(float(1.4826 * np.median(np.abs(ratio)) * lost), _NOISE_FLOOR)
+    return max(float(1.4826 * np.median(np.abs(ratio)) * lost), data.scatter)
 
 
-def _wide_noise(ratio: Floats, p: int) -> float:
+def _wide_noise(data: Measured, ratio: Floats, p: int) -> float:
     """Return the standard deviation whose normal law holds the middle 90% of residuals."""
     n = ratio.size
     lost = np.sqrt(n / max(n - p, 1))
-    return max(float(np.quantile(np.abs(ratio), 0.9) / _NORMAL_90 * lost), _NOISE_FLOOR)
+    return max(float(np.quantile(np.abs(ratio), 0.9) / _NORMAL_90 * lost), data.scatter)
 
 
 # -- whole tables --------------------------------------------------------------------------------
@@ -395,7 +403,7 @@ def fit_table(table: Table, device: Device) -> TableFit:
     notes: list[str] = [f"could not run: {failure}" for failure in table.failures]
     for operator in OPERATORS:
         for key in table.formats(operator):
-            part = _one_mode(table.in_format(operator, key), notes)
+            part = _of_decoding(_one_mode(table.in_format(operator, key), notes), operator, notes)
             dtype = str(part.texts["dtype"][0])
             if dtype and dtype not in device.peak_flops:
                 notes.append(f"{operator} {key}: {device.name} has no {dtype} peak: not fitted")
@@ -409,8 +417,9 @@ def fit_table(table: Table, device: Device) -> TableFit:
                 seconds=part.numbers["seconds"],
                 groups=groups(part, operator),
                 rates=device.rates(dtype or next(iter(device.peak_flops))),
+                scatter=_scatter(part),
             )
-            if len(part) < _FEWEST:
+            if len(part) < (1 if operator == "launch" else _FEWEST):
                 notes.append(f"{operator} {key}: {len(part)} rows are too few: not fitted")
                 continue
             fit = fit_operator(form, data)
@@ -444,8 +453,24 @@ def _one_mode(part: Table, notes: list[str]) -> Table:
     if captured.all() or not captured.any():
         return part
     what = f"{part.texts['operator'][0]} {part.texts['dtype'][0]}"
-    notes.append(f"{what}: {np.sum(~captured)} rows outside CUDA graphs are not fitted")
+    notes.append(f"{what}: not fitted outside CUDA graphs ({np.sum(~captured)} timed)")
     return part.where(captured)
+
+
+def _of_decoding(part: Table, operator: str, notes: list[str]) -> Table:
+    """Return the products that decoding and verification have; larger ones take other tiles."""
+    large = part.numbers["m"] > _MOST_ROWS
+    if operator != "gemm" or not large.any():
+        return part
+    notes.append(f"gemm: not fitted beyond {_MOST_ROWS:,} rows ({np.sum(large)} timed)")
+    return part.where(~large)
+
+
+def _scatter(part: Table) -> float:
+    """Return the scatter of one time: the typical interquartile range as a standard deviation."""
+    spread = part.numbers["spread"]
+    known = spread[np.isfinite(spread)]
+    return max(float(np.median(known)) / _IQR, _NOISE_FLOOR) if known.size else _NOISE_FLOOR
 
 
 def _better(one: FittedOperator, other: FittedOperator) -> bool:

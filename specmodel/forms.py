@@ -19,7 +19,7 @@ mla
 experts
     m, top_k, experts, hidden, width; touched, distinct experts; weight_bytes of one expert; flops.
 elementwise
-    bytes.
+    bytes; launches, kernels that it takes (default 1).
 allreduce
     bytes of the vector, ranks.
 """
@@ -40,6 +40,7 @@ Values = Mapping[str, float]
 
 _SHARP = 3.0  # memory and compute inside one kernel
 _PADDED = 6.0  # a short context rounds up to a tile
+_OWN_KERNEL = 8 * 2**20  # all-reduce kernels of vLLM and SGLang take vectors below it [B]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def _gemm_serial_k(features: Features, rates: Rates, v: Values) -> Floats:
     return v["t0"] + _tiled(features, rates, v) + v["tau"] * k / 1024.0 + quantise
 
 
-def _gemm_soft(features: Features, rates: Rates, v: Values) -> Floats:
+def _gemm_columns(features: Features, rates: Rates, v: Values) -> Floats:
     m, n, k, copies, moved = _gemm_sizes(features)
     arithmetic = 2.0 * copies * m * n * k / (v["eta_f"] * rates.flops)
     share = v["eta_m"] * np.where(m > 1, 1.0, v["eta_1"])
@@ -212,7 +213,7 @@ _ETA_M = Parameter(
     meaning="share of the memory bandwidth that streaming reaches",
     start=0.85,
     prior=0.5,
-    low=0.01,
+    low=0.001,
     high=1.3,
 )
 _ETA_F = Parameter(
@@ -221,7 +222,7 @@ _ETA_F = Parameter(
     meaning="share of the peak FLOP/s that arithmetic reaches",
     start=0.7,
     prior=0.5,
-    low=0.003,
+    low=0.001,
     high=1.3,
 )
 _P = Parameter(
@@ -312,11 +313,11 @@ GEMM_SERIAL_K = Form(
     parameters=(_T0, _ETA_M, _ETA_F, _S, _TAU, _R_ROWS, *_tiles(64, 128, 64)),
     choices=_FP8_TILES,
 )
-GEMM_SOFT = Form(
-    name="gemm-soft",
+GEMM_COLUMNS = Form(
+    name="gemm-columns",
     operator="gemm",
     meaning="a soft roofline with a cost by output and a kernel of its own for one row (CPUs)",
-    seconds=_gemm_soft,
+    seconds=_gemm_columns,
     parameters=(
         _T0,
         _ETA_M,
@@ -505,7 +506,8 @@ def _experts(features: Features, rates: Rates, v: Values) -> Floats:
 
 def _elementwise(features: Features, rates: Rates, v: Values) -> Floats:
     moved = np.asarray(features["bytes"], dtype=np.float64)
-    return v["t0"] + moved / (v["eta_m"] * rates.bandwidth)
+    launches = np.asarray(features.get("launches", 1.0), dtype=np.float64)
+    return v["t0"] * launches + moved / (v["eta_m"] * rates.bandwidth)
 
 
 def _launch(features: Features, rates: Rates, v: Values) -> Floats:
@@ -513,13 +515,23 @@ def _launch(features: Features, rates: Rates, v: Values) -> Floats:
 
 
 def _all_reduce(features: Features, rates: Rates, v: Values) -> Floats:
+    r"""Return the time of an all-reduce of S bytes over n devices inside a node. [s]
+
+    .. math::
+        T = t_0 + a (n - 2) + \min\left(\frac{(n-1) S}{q\,\eta M},\;
+        t_1 + \frac{2 S (n-1)}{n\,\eta M}\right) + t_2\,[S \ge 8\,\mathrm{MiB}]
+
+    Every device reads all vectors whole, or reduces its share and then gathers the others';
+    the serving engines' own kernels take vectors below 8 MiB and leave larger ones to a library.
+    """
     size, n = (np.asarray(features[key], dtype=np.float64) for key in ("bytes", "ranks"))
     if rates.link is None:
         raise FitError("an all-reduce needs the bandwidth of the link between devices")
     rate = v["eta_m"] * rates.link
-    one_shot = (n - 1.0) * size / rate
+    one_shot = (n - 1.0) * size / (v["q"] * rate)
     two_shot = v["t1"] + 2.0 * size * (n - 1.0) / n / rate
-    return v["t0"] + v["a"] * (n - 2.0) + np.minimum(one_shot, two_shot)
+    large = v["t2"] * (size >= _OWN_KERNEL)
+    return v["t0"] + v["a"] * (n - 2.0) + np.minimum(one_shot, two_shot) + large
 
 
 EXPERTS = Form(
@@ -603,6 +615,25 @@ ALL_REDUCE = Form(
             low=_MICROSECONDS[0],
             high=_MICROSECONDS[1],
         ),
+        Parameter(
+            name="q",
+            unit="-",
+            meaning="bandwidth of one shot, over that of two",
+            start=1.0,
+            prior=0.7,
+            low=0.05,
+            high=5.0,
+        ),
+        Parameter(
+            name="t2",
+            unit="s",
+            meaning="what handing a vector of 8 MiB or more to a library costs",
+            start=1e-5,
+            prior=1.5,
+            low=1e-8,
+            high=1e-3,
+            absent=0.0,
+        ),
     ),
 )
 
@@ -632,8 +663,6 @@ def soft_roofline(operator: str) -> Form:
 
     An all-reduce streams over the link instead of the memory.
     """
-    if operator == "gemm":
-        return GEMM_SOFT
 
     def seconds(features: Features, rates: Rates, v: Values) -> Floats:
         moved, flops = traffic(operator, features)
@@ -657,13 +686,15 @@ FORMS: dict[str, Form] = {
     for form in (
         GEMM_SPLIT_K,
         GEMM_SERIAL_K,
-        GEMM_SOFT,
+        GEMM_COLUMNS,
         ATTENTION,
         MLA,
         EXPERTS,
         ELEMENTWISE,
         LAUNCH,
         ALL_REDUCE,
+        soft_roofline("gemm"),
+        soft_roofline("attention"),
         soft_roofline("mla"),
         soft_roofline("experts"),
     )
@@ -695,7 +726,7 @@ def form_for(operator: str, dtype: str, *, tiled: bool = True) -> Form:
     """
     if operator == "gemm":
         if not tiled:
-            return GEMM_SOFT
+            return GEMM_COLUMNS
         return GEMM_SERIAL_K if dtype in ("fp8", "int8") else GEMM_SPLIT_K
     for form in FORMS.values():
         if form.operator == operator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date
 
@@ -16,13 +17,17 @@ _TOP = 0.99  # quantile of what rows reach, taken as the rate: one row may be a 
 _OPERATORS = ("stream", "gemm", "attention", "mla", "experts", "elementwise")
 
 
-def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> Device:
-    """Return a record whose rates are the best that a table reaches, or those stated.
+def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Device:
+    """Return the record of a device without a datasheet.
+
+    From its own measurements where a calibration run made the table, or else the best rates
+    that the table reaches, or those stated.
 
     Parameters
     ----------
     table : Table
     name : str
+        As people write it.
     stated : mapping of str to float
         Any of bandwidth [B/s], flops [FLOP/s], link_bandwidth [B/s], memory [B].
 
@@ -31,6 +36,59 @@ def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> De
     FitError
         When a rate is neither stated nor in the table.
     """
+    if "memory_capacity" in table.record and not stated:
+        return _measured_device(table, name)
+    return _estimated_device(table, name, stated)
+
+
+def _measured_device(table: Table, name: str) -> Device:
+    """Return a record from the fastest copy and the fastest matrix product in each format."""
+    copies, products = table.of("stream"), table.of("gemm")
+    if not len(copies) or not len(products):
+        raise FitError(f"{name}: the table has no copy or no matrix product to take rates from")
+    bandwidth = float(np.max(copies.numbers["bytes"] / copies.numbers["seconds"]))
+    c = products.numbers
+    work = 2.0 * c["m"] * c["n"] * c["k"] / c["seconds"]
+    formats = {
+        str(x): float(work[products.texts["dtype"] == x].max())
+        for x in np.unique(products.texts["dtype"])
+    }
+    record, machine = table.record, table.record.get("device", {})
+    try:
+        capacity, cache = float(record["memory_capacity"]), float(record["cache"])
+        units = int(machine.get("multiprocessors") or record["threads"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FitError(f"{name}: the sidecar lacks a number: {error}") from None
+    by = (
+        f"(measured by specmodel calibrate with torch {record.get('torch')}, "
+        f"{table.source['table']}, read {str(record.get('date'))[:10]})"
+    )
+    return Device(
+        name=_name(name),
+        title=f"{name} (measured)",
+        vendor="unknown",
+        family=str(machine.get("kind", "unknown")),
+        peak_flops=formats,
+        memory_bandwidth=bandwidth,
+        memory_capacity=capacity,
+        l2_cache=cache,
+        multiprocessors=units,
+        sources={
+            **{f"peak_flops.{x}": f"{r / 1e12:.4g} TFLOP/s {by}" for x, r in formats.items()},
+            "memory_bandwidth": f"{bandwidth / 1e9:.4g} GB/s {by}",
+            "memory_capacity": f"{capacity / 1e9:.4g} GB {by}",
+            "l2_cache": f"{cache:g} B {by}",
+            "multiprocessors": f"{units} {by}",
+        },
+    )
+
+
+def _name(title: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+
+
+def _estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> Device:
+    """Return a record whose rates are the best that a table reaches, or those stated."""
     found = {"bandwidth": [0.0], "flops": [0.0]}
     formats = set()
     for operator in _OPERATORS:
@@ -56,7 +114,7 @@ def estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> De
         return f"{rates[key]:.4g} {how} (measurement table, {file}, read {today})"
 
     return Device(
-        name=name,
+        name=_name(name),
         title=name,
         vendor="unknown",
         family="unknown",

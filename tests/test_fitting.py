@@ -24,6 +24,7 @@ from specmodel.forms import (
     EXPERTS,
     GEMM_SERIAL_K,
     GEMM_SPLIT_K,
+    LAUNCH,
     Form,
 )
 from specmodel.hardware import device_yaml, read_device
@@ -210,8 +211,23 @@ def test_correlated_residuals_widen_errors() -> None:
 
 def test_too_few_rows() -> None:
     data, _ = synthetic(ELEMENTWISE, 0)
-    with pytest.raises(FitError, match="too few"):
-        fit_operator(ELEMENTWISE, data.part(np.arange(data.seconds.size) < 1))
+    with pytest.raises(FitError, match="no row to fit"):
+        fit_operator(ELEMENTWISE, data.part(data.seconds < 0))
+
+
+def test_one_row_is_known_as_well_as_it_was_timed() -> None:
+    one = Measured(
+        features={"bytes": np.zeros(1)},
+        seconds=np.array([5e-6]),
+        groups=np.zeros(1, dtype=np.intp),
+        rates=RATES,
+        scatter=0.03,
+    )
+    fit = fit_operator(LAUNCH, one)
+    assert fit.values["t0"] == pytest.approx(5e-6, rel=0.01)
+    assert fit.errors["t0"] == pytest.approx(0.03 * 5e-6, rel=0.05)
+    assert fit.held_out is None
+    assert fit.residual == 0.03
 
 
 # -- tables and files ----------------------------------------------------------------------------
@@ -257,13 +273,38 @@ def test_a_whole_table(tmp_path: Path) -> None:
     assert set(found.uncalibrated) == {"attention", "mla", "experts", "allreduce"}
     assert found.operators["launch"]["eager"].values["t0"] == pytest.approx(5e-6, rel=1e-3)
     assert any("none here" in note for note in found.notes)
-    assert fitted.baseline["gemm"]["bfloat16"].form == "gemm-soft"
+    assert fitted.baseline["gemm"]["bfloat16"].form == "gemm-columns"
+
+
+def test_rows_that_are_left_out_are_said(tmp_path: Path) -> None:
+    path = table_file(tmp_path / "t.csv")
+    lines = path.read_text().splitlines()
+    names = dict.fromkeys(COLUMNS, "") | {"device": "NVIDIA H100 80GB HBM3", "repeats": "9"}
+    product = names | {"operator": "gemm", "n": "4096", "k": "4096", "dtype": "bfloat16"}
+    more = (
+        product | {"mode": "eager", "m": "8", "seconds": "3e-5"},
+        product | {"mode": "graph", "m": "8192", "seconds": "5e-4"},
+        product | {"mode": "graph", "m": "8", "seconds": "2e-5", "dtype": "int4"},
+        product | {"mode": "graph", "m": "8", "seconds": "2e-5", "dtype": "fp8"},
+        names
+        | {"operator": "launch", "mode": "eager", "kernel": "graph replay", "seconds": "9e-6"},
+    )
+    path.write_text("\n".join([*lines, *(",".join(row.values()) for row in more)]) + "\n")
+    found = fit_table(read_table(path), H100).calibration
+    notes = " / ".join(found.notes)
+    assert "gemm bfloat16: not fitted outside CUDA graphs (1 timed)" in notes
+    assert "gemm: not fitted beyond 1,024 rows (1 timed)" in notes
+    assert "gemm int4: h100-sxm has no int4 peak: not fitted" in notes
+    assert "gemm fp8: 1 rows are too few: not fitted" in notes
+    assert set(found.operators["gemm"]) == {"bfloat16"}
+    assert found.operators["gemm"]["bfloat16"].n == 72
+    assert set(found.operators["launch"]) == {"eager", "graph", "replay"}
 
 
 def test_a_cpu_has_no_tiles(tmp_path: Path) -> None:
     table = read_table(table_file(tmp_path / "t.csv"))
     cpu = sm.load_device("cpu-generic")
-    assert fit_table(table, cpu).calibration.operators["gemm"]["bfloat16"].form == "gemm-soft"
+    assert fit_table(table, cpu).calibration.operators["gemm"]["bfloat16"].form == "gemm-columns"
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
@@ -407,7 +448,7 @@ def test_all_reduce_and_experts_and_serial_k_recover() -> None:
         (
             ALL_REDUCE,
             {"bytes": size, "ranks": ranks},
-            {"t0": 4e-6, "eta_m": 0.6, "a": 2e-7, "t1": 3e-6},
+            {"t0": 4e-6, "eta_m": 0.6, "a": 2e-7, "t1": 3e-6, "q": 0.8, "t2": 4e-5},
         ),
         (
             EXPERTS,

@@ -14,8 +14,8 @@ from specmodel.errors import DomainError, FitError
 from specmodel.forms import (
     ATTENTION,
     FORMS,
+    GEMM_COLUMNS,
     GEMM_SERIAL_K,
-    GEMM_SOFT,
     GEMM_SPLIT_K,
     Form,
     Rates,
@@ -97,7 +97,7 @@ def test_twice_the_rates_and_no_overheads_is_half_the_time(name: str) -> None:
 
 @given(m=st.integers(1, 2048), k=st.integers(64, 20000))
 def test_a_product_takes_longer_with_more_k(m: int, k: int) -> None:
-    for form in (GEMM_SPLIT_K, GEMM_SERIAL_K, GEMM_SOFT):
+    for form in (GEMM_SPLIT_K, GEMM_SERIAL_K, GEMM_COLUMNS):
         one, two = (
             float(
                 form.seconds(
@@ -162,7 +162,7 @@ def test_the_plain_roofline_knows_bytes_and_flops() -> None:
 def test_forms_by_name_and_kind() -> None:
     assert form_for("gemm", "bfloat16") is GEMM_SPLIT_K
     assert form_for("gemm", "fp8") is GEMM_SERIAL_K
-    assert form_for("gemm", "bfloat16", tiled=False) is GEMM_SOFT
+    assert form_for("gemm", "bfloat16", tiled=False) is GEMM_COLUMNS
     assert form_named("mla-latent").operator == "mla"
     with pytest.raises(DomainError, match="did you mean 'gemm-soft'"):
         form_named("gem-soft")

@@ -61,6 +61,8 @@ def test_rows_and_what_forms_take(write: Callable[..., Path]) -> None:
         experts(note="balanced"),
         experts(note="power_law_1.2"),
         experts(),
+        experts(m=32, note='"uniform routing, 77 experts touched"'),
+        line(operator="elementwise", dtype="bfloat16", m=1, n=8, bytes=48, seconds=5e-6),
         line(operator="launch", seconds=5e-6, mode="eager"),
         line(operator="reference", dtype="bfloat16", seconds=5e-6),
         line(operator="reference", dtype="bfloat16", seconds=5.1e-6),
@@ -70,7 +72,7 @@ def test_rows_and_what_forms_take(write: Callable[..., Path]) -> None:
         json.dumps({"schema": 1, "torch": "2.13.0", "date": "2026-11-29", "threads": 4})
     )
     table = read_table(path, device=H100)
-    assert len(table) == 10
+    assert len(table) == 12
     assert table.failures == ("gemm: out of memory",)
     assert table.source["engine"] == "torch 2.13.0"
     assert len(table.source["sha256"]) == 64
@@ -89,6 +91,8 @@ def test_rows_and_what_forms_take(write: Callable[..., Path]) -> None:
     assert touched[0] == 128
     assert touched[1] == pytest.approx(8 + 120 * (15 / 16) / (31 / 16))
     assert touched[2] == pytest.approx(128 * (1 - (1 - 1 / 16) ** 16))
+    assert touched[3] == 77
+    assert features(table.of("elementwise"), "elementwise")["bytes"].tolist() == [48]
 
 
 @pytest.mark.parametrize(

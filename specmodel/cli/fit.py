@@ -6,17 +6,18 @@ from typing import Any
 
 from specmodel._version import __version__
 from specmodel.calibration import Calibration, FittedOperator
+from specmodel.checking import Check, check_record, check_text, checked_device
 from specmodel.cli.output import Out, plain_table, to_json
 from specmodel.errors import DomainError
 from specmodel.fitting import TableFit, calibrated_device, fit_table
 from specmodel.hardware import Device
 from specmodel.published import device_of, is_published, read_published
-from specmodel.rates import estimated_device
+from specmodel.rates import device_of_table
 from specmodel.tables import read_table
 
 
-def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit]:
-    """Read a table, fit it, and return the calibrated device with the fit."""
+def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit, Check | None]:
+    """Read a table, fit it, and return the calibrated device, the fit, and a check of passes."""
     gpu, engine = options["gpu"], options["engine"]
     if is_published(table):
         if gpu is None or engine is None:
@@ -29,10 +30,12 @@ def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit]:
         known = device_of(gpu) if gpu is not None else _named_in(table)
         rows = read_table(table, device=known)
     estimated = known is None
-    device = known or estimated_device(rows, str(gpu or "device"), _stated(options))
+    name = str(gpu or rows.texts["device"][0] or "device")
+    device = known or device_of_table(rows, name, _stated(options))
     fitted = fit_table(rows, device)
     notes = ("no datasheet: rates are estimated from the table or given by hand",) * estimated
-    return calibrated_device(device, fitted, notes=notes), fitted
+    found, check = checked_device(rows, calibrated_device(device, fitted, notes=notes))
+    return found, fitted, check
 
 
 def _named_in(table: str) -> Device | None:
@@ -47,11 +50,13 @@ def _stated(options: dict[str, Any]) -> dict[str, float]:
     return {key: options[key] * unit for key, unit in units.items() if options[key] is not None}
 
 
-def fit_text(device: Device, fitted: TableFit, form: str) -> str:
+def fit_text(device: Device, fitted: TableFit, check: Check | None, form: str) -> str:
     """Return what the fit found, in the form asked for."""
     if form == "json":
-        return to_json(_json(device, fitted))
-    return _table(device, fitted)
+        passes = None if check is None else check_record(check)
+        return to_json({**_json(device, fitted), "passes": passes})
+    text = _table(device, fitted)
+    return text if check is None else f"{text}\n\n{check_text(check)}"
 
 
 def _json(device: Device, fitted: TableFit) -> dict[str, Any]:

@@ -238,8 +238,8 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
     from specmodel.cli.output import write
     from specmodel.hardware import write_device
 
-    device, fitted = run_fit(table, options)
-    text = fit_text(device, fitted, form)
+    device, fitted, check = run_fit(table, options)
+    text = fit_text(device, fitted, check, form)
     if plot is not None:
         from specmodel.plots import residual_figure, save
 
