@@ -1,7 +1,9 @@
 """Measures the device it runs on with torch; imports `specmodel`, never the other way round.
 
-So far it names the device and the software beside it, which every measurement table has to
-carry. The measurements themselves follow.
+`environment` says what a measurement ran on, `cases` and `models` what can be measured, `plan` what
+is, `clock` how it is timed, `bench` what cases share, `operators`, `passes` and `ranks` what runs,
+`table` what is written, `run` the run within its budget, `peaks` and `profile` what follows from
+it, `command` and `device_check` the two ways to start one.
 """
 
 from calibrate.environment import Environment, describe

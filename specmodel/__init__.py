@@ -35,14 +35,15 @@ from specmodel.errors import (
     SpecmodelError,
 )
 from specmodel.hardware import Device, Link, device_names, load_device
+from specmodel.kernels import Efficiency
 from specmodel.labelled import best_width, speculate
-from specmodel.roofline import Efficiency, Execution, critical_batch, pass_time
+from specmodel.roofline import Execution, critical_batch, pass_time
 from specmodel.width import schedule
 
 if TYPE_CHECKING:
-    from specmodel import information, plots, symbolic
+    from specmodel import information, lossy, plots, symbolic
 
-_ON_DEMAND = ("information", "plots", "symbolic")  # they import matplotlib and SymPy
+_ON_DEMAND = ("information", "lossy", "plots", "symbolic")  # they import matplotlib and SymPy
 
 
 def __getattr__(name: str) -> Any:
@@ -90,6 +91,7 @@ __all__ = [
     "information",
     "load_device",
     "load_model",
+    "lossy",
     "model_names",
     "pass_time",
     "plots",

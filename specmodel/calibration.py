@@ -78,6 +78,8 @@ class FittedOperator:
         Of the logarithms of the fitted parameters. [-]
     residual : float
         Standard deviation of the logarithm of measured over predicted, robust. [-]
+    shared : float
+        Share of that variance that is the same for all rows of one shape. [-]
     in_sample, held_out : Errors
         On the fitted rows; on shapes left out whole. `held_out` is None where there were too few.
     ranges : mapping of str to (float, float)
@@ -94,6 +96,7 @@ class FittedOperator:
     residual: float
     in_sample: Errors
     held_out: Errors | None = None
+    shared: float = 0.5
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def seconds(self, features: Features, rates: Rates) -> Floats:
@@ -139,6 +142,32 @@ class FittedOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """How whole passes depart from the sum of their operators; it widens intervals only.
+
+    Attributes
+    ----------
+    n : int
+        Passes measured.
+    bias : float
+        Median of the logarithm of measured over predicted. [-]
+    residual : float
+        Standard deviation of that logarithm about 0, robust. [-]
+    shared : float
+        Share of that variance that a decode step and a wide pass have in common.
+    """
+
+    n: int
+    bias: float
+    residual: float
+    shared: float
+
+    def record(self) -> dict[str, Any]:
+        """Return plain values for a file."""
+        return {key: getattr(self, key) for key in ("n", "bias", "residual", "shared")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Everything measured on one device with one engine.
 
@@ -149,6 +178,8 @@ class Calibration:
         execution mode).
     uncalibrated : tuple of str
         Kinds that nobody measured: they keep their generic numbers.
+    passes : Departure or None
+        Of whole passes, where they were measured.
     source : mapping of str to str
         Table, checksum, engine, date, command, licence.
     notes : tuple of str
@@ -156,6 +187,7 @@ class Calibration:
 
     operators: Mapping[str, Mapping[str, FittedOperator]]
     uncalibrated: tuple[str, ...] = ()
+    passes: Departure | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -169,6 +201,7 @@ class Calibration:
                 for kind, by_dtype in self.operators.items()
             },
             "uncalibrated": list(self.uncalibrated),
+            **({"passes": self.passes.record()} if self.passes else {}),
             "notes": list(self.notes),
         }
 
@@ -207,7 +240,7 @@ def calibration(record: Any, where: str) -> Calibration:
     ProfileError
         As ``where: key``, when the block is not as `Calibration.record` writes it.
     """
-    keys = {"schema", "source", "operators", "uncalibrated", "notes"}
+    keys = {"schema", "source", "operators", "uncalibrated", "passes", "notes"}
     _check_keys(record, keys, where, required={"schema", "operators"})
     if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
         raise ProfileError(f"{where}: schema: must be {SCHEMA}; got {record['schema']!r}")
@@ -226,8 +259,23 @@ def calibration(record: Any, where: str) -> Calibration:
     return Calibration(
         operators=operators,
         uncalibrated=_texts(record, "uncalibrated", where),
+        passes=_departure(record["passes"], f"{where}: passes") if "passes" in record else None,
         source={key: str(value) for key, value in source.items()},
         notes=_texts(record, "notes", where),
+    )
+
+
+def _departure(record: Any, where: str) -> Departure:
+    keys = {"n", "bias", "residual", "shared"}
+    _check_keys(record, keys, where, required=keys)
+    shared = _number(record["shared"], f"{where}: shared", low=0.0)
+    if shared > 1:
+        raise ProfileError(f"{where}: shared: must be at most 1; got {shared:g}")
+    return Departure(
+        n=_count(record["n"], f"{where}: n"),
+        bias=_number(record["bias"], f"{where}: bias"),
+        residual=_number(record["residual"], f"{where}: residual", low=0.0),
+        shared=shared,
     )
 
 

@@ -78,8 +78,8 @@ def collective_time(kind: Collective, size: ArrayLike, ranks: int, fabric: Fabri
     .. math::
         \min\Big(t + \frac{(n - 1) S}{b},\; 2 t + \frac{2 (n - 1)}{n} \frac{S}{b}\Big)
 
-    Over several nodes it runs inside them first, then on 1/n of the bytes between them, each
-    device over its own share of the network.
+    Over several nodes it runs in two steps inside them, and between those on 1/n of the bytes
+    between nodes, each device over its own share of the network.
 
     Parameters
     ----------
@@ -134,7 +134,9 @@ def _over(fabric: Fabric, n: int, m: int, inner: Floats, outer: Floats) -> tuple
 def _all_reduce(size: Floats, n: int, m: int, fabric: Fabric) -> Floats:
     once = _over(fabric, n, m, (n - 1) * size, (m - 1) * size / n)
     half = _over(fabric, n, m, (n - 1) / n * size, (m - 1) / m * size / n)
-    return np.asarray(sum(np.minimum(one, 2 * two) for one, two in zip(once, half, strict=True)))
+    (inside, between), (scatter, exchange) = once, half
+    inside = np.minimum(inside, 2 * scatter) if m == 1 else 2 * scatter
+    return np.asarray(inside + np.minimum(between, 2 * exchange))
 
 
 def _all_gather(size: Floats, n: int, m: int, fabric: Fabric) -> Floats:

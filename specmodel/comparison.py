@@ -154,7 +154,7 @@ def _points(setup: Setup) -> list[Mapping[str, Any]]:
         for batch, k, speed in zip(setup.batches, best.k, best.S, strict=True):
             # what it takes is shown for the k it would use, or for one draft where it is off
             used = setup.memory(max(int(k), 1), context)
-            added = used.total(batch) - setup.memory(0, context).total(batch)
+            added = float(used.total(batch) - setup.memory(0, context).total(batch))
             points.append(
                 {
                     "context": context,
@@ -162,7 +162,7 @@ def _points(setup: Setup) -> list[Mapping[str, Any]]:
                     "k": int(k),
                     "S": float(speed),
                     "memory_bytes": added,
-                    "fits": used.total(batch) <= used.capacity,
+                    "fits": bool(used.fits(batch)),
                 }
             )
     return points
@@ -176,7 +176,7 @@ def _pick(setup: Setup, rows: Sequence[Row], index: int) -> Mapping[str, Any]:
     pick = {
         "context": point["context"],
         "batch": point["batch"],
-        "fits": plain.total(point["batch"]) <= plain.capacity,
+        "fits": bool(plain.fits(point["batch"])),
     }
     if not pays:
         unfit = [p for _, p in here if p["k"]]

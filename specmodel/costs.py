@@ -7,8 +7,8 @@ tokens of context; the new tokens are left out of the context. Everything is per
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -18,17 +18,29 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import (
     Architecture,
     Attention,
+    CompressedAttention,
     LatentAttention,
     Layer,
     Linear,
     MoE,
     Recurrent,
 )
+from specmodel.architectures.compressed import PARTIAL_BYTES
 from specmodel.collectives import Collective
 from specmodel.dtypes import BYTES
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
 
-Kind = Literal["gemm", "attention", "experts", "elementwise", "collective"]
+Kind = Literal[
+    "gemm",
+    "attention",
+    "mla",
+    "compressed",
+    "index",
+    "state",
+    "experts",
+    "elementwise",
+    "collective",
+]
 Floats = NDArray[np.float64]
 Numbers = float | Floats
 
@@ -43,6 +55,8 @@ class Operator:
         Which operator; which family of kernels it belongs to.
     count : float or ndarray
         How often it runs in the pass. [-]
+    launches : int
+        Kernels that one run takes. [-]
     flops : float or ndarray
         FLOPs of one run; elementwise work is not counted. [FLOP]
     weight_bytes, kv_bytes, activation_bytes, link_bytes : float or ndarray
@@ -53,6 +67,10 @@ class Operator:
     compute_dtype, else_dtype : str or None
         Format the multiplications run in (None: there are none), and the one to take on
         devices without arithmetic for it (None: they cannot run it).
+    dtype : str
+        Format that measurements of it are filed by: of the weights, or of the KV cache.
+    shape : mapping of str to float or ndarray
+        What a fitted form of its kind needs besides (see `specmodel.forms`).
     group : str
         The heading it is reported under.
     """
@@ -61,6 +79,7 @@ class Operator:
     kind: Kind
     group: str
     count: Numbers = 1.0
+    launches: int = 1
     flops: Numbers = 0.0
     weight_bytes: Numbers = 0.0
     kv_bytes: Numbers = 0.0
@@ -70,6 +89,8 @@ class Operator:
     ranks: int = 1
     compute_dtype: str | None = None
     else_dtype: str | None = None
+    dtype: str = ""
+    shape: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +162,29 @@ class Layout:
         """Return the layout for a model that may have no experts to spread."""
         return self if any(architecture.moe_layers()) else replace(self, ep=False)
 
+    def check_nodes(self) -> None:
+        """Refuse a replica or a stage that lies across the edge of a node.
+
+        Raises
+        ------
+        DomainError
+        """
+        node = self.devices_per_node
+        if self.devices <= node:
+            return
+        for size, what in ((self.tp, "tp"), (self.stage, "tp x dp")):
+            if node % size and size % node:
+                raise DomainError(
+                    f"{what} must divide a node's {node} devices or fill whole nodes; got {size}"
+                )
+
+    def micro_batches(self, B: ArrayLike) -> Floats:
+        """Return how many micro-batches are on their way through the pipeline at once. [-]"""
+        own = np.asarray(B, dtype=np.float64) / self.dp
+        return np.clip(own, 1.0, self.pp)
+
     def of_replica(self, B: ArrayLike) -> Floats:
-        """Return the sequences of a micro-batch on the busiest replica, at least one."""
+        """Return the sequences of a micro-batch on one replica: the mean, at least one."""
         batch = np.asarray(B, dtype=np.float64)
         return np.maximum(batch / (self.dp * self.pp), np.minimum(batch, 1.0))
 
@@ -244,6 +286,10 @@ def pass_operators(
     fusion = sharded.fusion_linear if fuse else None
     if fusion is not None:
         operators.append(_gemm(sharded, fusion, 1, rows, "weight GEMMs"))
+        if sharded.fusion is not None and sharded.fusion.input_norms:
+            each = fusion.inputs * BYTES[architecture.dtype]
+            norms = sharded.fusion.input_norms
+            operators.append(_elementwise("fusion norm", norms, 2 * rows * each, weights=each))
     hidden = architecture.hidden_size * BYTES[architecture.dtype]
     extra_norms = int(sharded.final_norm) + (
         sharded.fusion.norms if fusion is not None and sharded.fusion is not None else 0
@@ -272,6 +318,24 @@ class _Sizes(NamedTuple):
         return self.batch * self.width
 
     @property
+    def again(self) -> Floats:
+        """How often what all positions share is read."""
+        return 1 + self.reread * np.maximum(self.width - 1, 0)
+
+    def read(self, cached: Floats, picks: int | None) -> Floats:
+        """Return what a sequence reads of `cached` entries, of which each position picks some.
+
+        Positions pick their own: all of them differ, as far as there are entries, and where
+        nothing is reused (r = 1) each position reads all that it picked.
+        """
+        if picks is None:
+            return cached * self.again
+        width = np.maximum(self.width, 1)
+        together = np.minimum(cached, picks * width)
+        own = width * np.minimum(cached, picks)
+        return np.asarray((1 - self.reread) * together + self.reread * own)
+
+    @property
     def routed(self) -> Floats:
         """Rows that route independently, of all that reach this device's experts."""
         return self.everyone * (1 + np.maximum(self.width - 1, 0) * (1 - self.overlap))
@@ -293,6 +357,8 @@ def _layer_operators(
         )
     if isinstance(mixer, Recurrent):
         yield _state(a, mixer, count, sizes)
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed(a, mixer, count, sizes)
     elif mixer is not None:
         yield from _attention(a, mixer, count, sizes)
     if isinstance(layer.mlp, MoE):
@@ -301,10 +367,20 @@ def _layer_operators(
         yield _activation(a, count, sizes.rows, layer.mlp.width)
 
 
+_KERNELS = {
+    "norm": "add-norm",
+    "inner norm": "add-norm",
+    "activation": "silu-mul",
+    "rotary and KV write": "kv-write",
+}
+"""Kernel that stands for an elementwise operator in measurements; ``add`` for all others."""
+
+
 def _elementwise(name: str, count: float, moved: Floats, weights: float = 0.0) -> Operator:
     return Operator(
         name=name,
         kind="elementwise",
+        dtype=_KERNELS.get(name, "add"),
         group="elementwise",
         count=count,
         weight_bytes=weights,
@@ -331,6 +407,8 @@ def _gemm(a: Architecture, linear: Linear, count: float, rows: Floats, group: st
         activation_bytes=rows * (inputs + outputs) * BYTES[a.dtype],
         compute_dtype=dtype,
         else_dtype=other,
+        dtype=_stored(a, linear.role),
+        shape={"m": rows, "n": linear.outputs, "k": linear.inputs, "copies": linear.copies},
     )
 
 
@@ -343,13 +421,19 @@ def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
     Formats of 4 bits run weight-only, in the activation format, where there is no arithmetic
     for them; 8-bit formats need theirs.
     """
-    quantisation = a.quantisation
-    if quantisation is None or role not in quantisation.roles or quantisation.weight_only:
+    quantisation = a.quantisation_of(role)
+    if quantisation is None or quantisation.weight_only:
         return a.dtype, None
     stored = quantisation.dtype
     if stored in _ARITHMETIC:
         return _ARITHMETIC[stored], a.dtype
     return stored, None
+
+
+def _stored(a: Architecture, role: str) -> str:
+    """Return the format a matrix is kept in."""
+    quantisation = a.quantisation_of(role)
+    return a.dtype if quantisation is None else quantisation.dtype
 
 
 def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
@@ -362,40 +446,91 @@ def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
 def _attention(
     a: Architecture, attention: Attention | LatentAttention, count: int, sizes: _Sizes
 ) -> Iterator[Operator]:
-    batch, width, context, reread, *_ = sizes
     rows, value = sizes.rows, BYTES[a.dtype]
     cap = np.asarray(min(attention.window or np.inf, attention.chunk or np.inf))
-    if isinstance(attention, LatentAttention):  # each position picks its own best tokens
-        cap = cap * np.maximum(width, 1)
-    read = np.minimum(context, cap)
-    seen = np.minimum(context, attention.window or np.inf)
+    within = np.minimum(sizes.context, cap)
+    seen = np.minimum(within, attention.index_topk or np.inf)
+    read = sizes.read(within, attention.index_topk)
     cached = attention.kv_elements * BYTES[a.kv_dtype]
-    again = 1 + reread * np.maximum(width - 1, 0)
     new = 2 * attention.query_width * value + attention.kv_elements * value + cached
     # rotary embedding in place, new keys and values into the cache
     yield _elementwise("rotary and KV write", count, rows * new)
-    if isinstance(attention, LatentAttention) and attention.index_heads:
-        index = attention.index_heads * attention.index_dim
-        yield Operator(
-            name="index scores",
-            kind="attention",
-            group="attention",
-            count=count,
-            flops=2.0 * rows * context * index,
-            kv_bytes=batch * context * attention.index_dim * BYTES[a.kv_dtype] * again,
-            activation_bytes=rows * index * value,
-            compute_dtype=a.dtype,
-        )
+    if attention.index_heads:
+        yield _index_scores(a, attention, count, sizes, sizes.context)
+    kernels = 2 if attention.cross else 1  # which share the context
     yield Operator(
         name="attention",
-        kind="attention",
+        kind="mla" if isinstance(attention, LatentAttention) else "attention",
+        group="attention",
+        count=count * kernels,
+        flops=rows * seen * attention.flops_per_pair / kernels,
+        kv_bytes=sizes.batch * read * cached / kernels,
+        activation_bytes=rows * (attention.query_width + attention.output_width) * value,
+        compute_dtype=a.dtype,
+        dtype=a.kv_dtype,
+        shape={
+            "batch": sizes.batch,
+            "kv_heads": getattr(attention, "kv_heads", 1),
+            "width": sizes.width,
+            "context": read / kernels,
+        },
+    )
+
+
+def _index_scores(
+    a: Architecture,
+    attention: Attention | LatentAttention | CompressedAttention,
+    count: int,
+    sizes: _Sizes,
+    keys: Floats,
+) -> Operator:
+    """An indexer's score of every cached index key."""
+    index = attention.index_heads * attention.index_dim
+    return Operator(
+        name="index scores",
+        kind="index",
         group="attention",
         count=count,
-        flops=rows * (seen if attention.window else read) * attention.flops_per_pair,
-        kv_bytes=batch * read * cached * again,
+        flops=2.0 * sizes.rows * keys * index,
+        kv_bytes=sizes.batch * keys * attention.index_dim * BYTES[a.kv_dtype] * sizes.again,
+        activation_bytes=sizes.rows * index * BYTES[a.dtype],
+        compute_dtype=a.dtype,
+    )
+
+
+def _compressed(
+    a: Architecture, attention: CompressedAttention, count: int, sizes: _Sizes
+) -> Iterator[Operator]:
+    """Attention to a window and to compressed entries, and the mixing of residual streams.
+
+    There are L / ratio entries (a fraction, so that time grows evenly). An open window is
+    written token by token and read once when it closes.
+    """
+    context, rows = sizes.context, sizes.rows
+    value, cache = BYTES[a.dtype], BYTES[a.kv_dtype]
+    recent = np.minimum(context, attention.window)
+    entries = context / attention.ratio if attention.ratio else np.zeros_like(context)
+    seen = np.minimum(entries, attention.index_topk or np.inf)
+    read = recent * sizes.again + sizes.read(entries, attention.index_topk)
+    kept = sum(attention.kept().values()) + attention.index_dim / (attention.ratio or 1)
+    partial = (1 + attention.series) * attention.partial_elements * PARTIAL_BYTES
+    new = (2 * attention.query_width + attention.kv_elements) * value + kept * cache + partial
+    yield _elementwise("rotary and KV write", count, rows * new)
+    if attention.index_heads:
+        yield _index_scores(a, attention, count, sizes, entries)
+    yield Operator(
+        name="attention",
+        kind="compressed",
+        group="attention",
+        count=count,
+        flops=rows * (recent + seen) * attention.flops_per_pair,
+        kv_bytes=sizes.batch * read * attention.kv_elements * cache,
         activation_bytes=rows * (attention.query_width + attention.output_width) * value,
         compute_dtype=a.dtype,
     )
+    if attention.streams > 1:  # around both parts: all streams and the part's result in, all out
+        moved = (2 * attention.streams + 1) * a.hidden_size * value
+        yield _elementwise("stream mixing", 2 * count, rows * moved)
 
 
 def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Operator:
@@ -404,7 +539,7 @@ def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Oper
     moved = mixer.query_width + mixer.output_width
     return Operator(
         name="state update",
-        kind="attention",
+        kind="state",
         group="state",
         count=count,
         flops=sizes.rows * float(mixer.flops_per_row),
@@ -417,36 +552,44 @@ def _state(a: Architecture, mixer: Recurrent, count: int, sizes: _Sizes) -> Oper
 def _experts(
     a: Architecture, layer: Layer, moe: MoE, count: int, sizes: _Sizes
 ) -> Iterator[Operator]:
-    """Routed experts, each touched one's weights read once, and the shared expert's activation."""
+    """Routed experts, each touched one's weights read once, and the shared expert's activation.
+
+    The routed ones are one operator of four kernels: gate and up, activation, down, combine.
+    """
     value, hidden = BYTES[a.dtype], a.hidden_size
     rows = sizes.rows
     pairs = sizes.everyone * sizes.width * moe.top_k / moe.ranks
-    touched = experts_touched(moe.experts, moe.top_k, sizes.routed) / moe.ranks
-    ups = moe.matrices - 1
+    touched = experts_touched(moe.experts, moe.top_k, sizes.routed)
+    touched = np.maximum(touched / moe.ranks, np.minimum(touched, 1.0))  # where a pass waits
+    weights = sum(a.expert_bytes(moe, layer.expert_role))
     dtype, other = _multiplied_in(a, layer.expert_role)
-    for name, weights, elements, moved in zip(
-        ("experts gate and up", "experts down"),
-        a.expert_bytes(moe, layer.expert_role),
-        (ups * hidden * moe.width, hidden * moe.width),
-        (hidden + ups * moe.width, moe.width + hidden),
-        strict=True,
-    ):
-        yield Operator(
-            name=name,
-            kind="experts",
-            group="experts",
-            count=count,
-            flops=2.0 * pairs * elements,
-            weight_bytes=touched * weights,
-            activation_bytes=pairs * moved * value,
-            compute_dtype=dtype,
-            else_dtype=other,
-        )
-    yield _activation(a, count, pairs, moe.width)
+    moved = (moe.matrices + 3) * moe.width + 3 * hidden  # in and out of the four, a routed row
+    yield Operator(
+        name="routed experts",
+        kind="experts",
+        group="experts",
+        count=count,
+        launches=4,
+        flops=2.0 * pairs * moe.expert_weights(hidden),
+        weight_bytes=touched * weights,
+        activation_bytes=(pairs * moved + rows * hidden) * value,
+        compute_dtype=dtype,
+        else_dtype=other,
+        dtype=_stored(a, layer.expert_role),
+        shape={
+            "m": sizes.everyone * sizes.width,
+            "top_k": moe.top_k,
+            "experts": moe.experts,
+            "ranks": moe.ranks,
+            "touched": touched,
+            "hidden": hidden,
+            "width": moe.width,
+            "weight_bytes": weights,
+        },
+    )
     if moe.shared_width:
         yield _activation(a, count, rows, moe.shared_width)
     yield _elementwise("top-k", count, rows * moe.experts * value)
-    yield _elementwise("combine", count, (pairs + rows) * hidden * value)
 
 
 def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Operator:
@@ -457,9 +600,10 @@ def _activation(a: Architecture, count: float, rows: Floats, width: int) -> Oper
 def _collectives(a: Architecture, layout: Layout, rows: Floats, head: Floats) -> Iterator[Operator]:
     """All-reduces over tp, all-to-alls of spread experts, logits, and the pipeline's sends.
 
-    Experts that are spread over several replicas take two all-to-alls a layer (dispatch and
-    combine, a copy of the row to each chosen expert), each of a replica's tp ranks for its
-    share of the rows; the all-reduce that ends the layer then gives every rank all of them.
+    Experts that are spread over several replicas take two all-to-alls a layer: dispatch, a copy
+    of the row (in the experts' format) to each device that has a chosen expert, and combine, each
+    of a replica's tp ranks for its share of the rows; the all-reduce that ends the layer then
+    gives every rank all of them.
     Spread over the ranks of one replica they need that all-reduce alone, as sliced ones do.
     """
     value, tp = BYTES[a.dtype], layout.tp
@@ -468,8 +612,13 @@ def _collectives(a: Architecture, layout: Layout, rows: Floats, head: Floats) ->
         yield _collective("all-reduce", tp, _reductions(a), vector)
         yield _collective("all-gather", tp, 1, head * a.head_vocab_size * value, "of logits")
     if layout.ep and layout.dp > 1:
-        for moe, _, count in a.moe_layers():
-            yield _collective("all-to-all", layout.stage, 2 * count, vector / tp * moe.top_k)
+        for moe, role, count in a.moe_layers():
+            copies = experts_touched(layout.stage, 1, moe.top_k)  # devices that have any of k
+            sent = rows / tp * copies * a.hidden_size
+            dtype, _ = _multiplied_in(a, role)
+            narrow = min(BYTES.get(dtype, value), value)
+            yield _collective("all-to-all", layout.stage, count, sent * narrow, "dispatch")
+            yield _collective("all-to-all", layout.stage, count, sent * value, "combine")
     if layout.pp > 1:
         away = layout.hops_between_nodes
         hops: dict[Collective, int] = {
@@ -500,6 +649,6 @@ def _reductions(a: Architecture) -> int:
     """One for the embedding and one for each product whose inputs are split over the ranks."""
     found = 0
     for layer, count in a.layers:
-        recurrent = layer.mixer.reductions if isinstance(layer.mixer, Recurrent) else 1
-        found += count * (recurrent * (layer.mixer is not None) + (layer.mlp is not None))
+        mixing = layer.mixer.reductions if layer.mixer is not None else 0
+        found += count * (mixing + (layer.mlp is not None))
     return found + 1 if a.layers else 0

@@ -13,8 +13,10 @@ import yaml
 from specmodel.acceptance import Acceptance, Geometric, MeanLength, PerPosition
 from specmodel.architectures import Architecture, Attention, eagle_head, load_model
 from specmodel.drafters import (
+    BLOCK_HEADS,
     KINDS,
     MTP,
+    PEAGLE,
     BlockDiffusion,
     Drafter,
     DraftModel,
@@ -97,13 +99,15 @@ def default_kind(target: Architecture, draft: Architecture | None) -> str:
     and n-gram, which needs nothing, for the rest.
     """
     if draft is not None:
-        if draft.head_kind == "dflash":
+        if draft.head_kind in BLOCK_HEADS:
             return BlockDiffusion.kind
+        if draft.head_kind == PEAGLE:
+            return Parallel.kind
         return draft.head_kind or DraftModel.kind
     if target.mtp_layers:
         return MTP.kind
     derivable = target.dense_width is not None and any(
-        isinstance(layer.mixer, Attention) for layer, _ in target.layers
+        isinstance(layer.mixer, Attention) and not layer.mixer.cross for layer, _ in target.layers
     )
     return Eagle3.kind if derivable else NGram.kind
 
@@ -169,9 +173,11 @@ def make_drafter(
         if not siblings:
             raise DomainError(f"drafter {kind} needs a draft model for {target.name} (--draft)")
         draft, assumed["draft"] = load_model(siblings[0]), siblings[0]
-    if draft.head_kind is not None:
+    if draft.head_kind is not None and (kind, draft.head_kind) != (Parallel.kind, PEAGLE):
         raise DomainError(f"{draft.name} is a head: it cannot be the draft of {kind}")
-    return _MODELS[kind](draft), assumed
+    drafter = _MODELS[kind](draft)
+    drafter.weights(target)
+    return drafter, assumed
 
 
 def _without_model(

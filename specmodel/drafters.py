@@ -27,6 +27,11 @@ from specmodel.hardware import Device, Link
 
 Floats = NDArray[np.float64]
 
+PEAGLE = "peagle"
+"""Kind of head that `Parallel` takes."""
+BLOCK_HEADS = ("dflash", "dspark")
+"""Kinds of heads that `BlockDiffusion` takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftPass:
@@ -73,6 +78,8 @@ class Drafter(ABC):
     """
 
     kind: ClassVar[str]
+    in_stages: ClassVar[bool] = False
+    """Whether its passes run through all stages of the target's pipeline."""
     host_time: float = field(default=0.0, kw_only=True)
     tp: int | None = field(default=None, kw_only=True)
     device: Device | None = field(default=None, kw_only=True)
@@ -119,9 +126,9 @@ class Drafter(ABC):
         """Return the architecture whose weights it keeps besides the target's."""
         return None
 
-    def copies(self, k: int) -> int:
+    def copies(self, k: ArrayLike) -> Floats:
         """Return how many copies of `weights` are resident for k drafts."""
-        return 1
+        return np.asarray(1.0)
 
     def cache(self, target: Architecture) -> Architecture | None:
         """Return the architecture whose KV it keeps besides the target's."""
@@ -242,17 +249,20 @@ class Medusa(Drafter):
             own_head=True,
             tied_embeddings=False,
             quantisation=None,
+            expert_quantisation=None,
             position_params=0,
+            encoder_params=0,
             mtp_layers=0,
+            mtp_layer=None,
         )
 
     def weights(self, target: Architecture) -> Architecture:
         """Return one head."""
         return self._head(target)
 
-    def copies(self, k: int) -> int:
+    def copies(self, k: ArrayLike) -> Floats:
         """Return k: a head for each position."""
-        return k
+        return np.asarray(k, dtype=np.float64)
 
     def cache(self, target: Architecture) -> None:
         """Medusa heads keep no KV."""
@@ -265,9 +275,11 @@ class Medusa(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Drafter):
-    """A draft model that fills all k positions in one pass (PARD).
+    """A draft model that fills all k positions in one pass (PARD), or a head (P-EAGLE).
 
-    The pass takes k + 1 rows: up to two new tokens and k - 1 mask tokens.
+    The pass takes k + 1 rows: up to two new tokens and k - 1 mask tokens. A head's takes 2k: as
+    with EAGLE-3 every position that the target just verified, and k - 1 mask tokens (vLLM,
+    ``v1/spec_decode``, parallel drafting, read 2026-11-29).
 
     References
     ----------
@@ -278,16 +290,19 @@ class Parallel(Drafter):
     architecture: Architecture
 
     def weights(self, target: Architecture) -> Architecture:
-        """Return the draft model."""
+        """Return the draft model or head."""
+        if self.architecture.head_kind is not None:
+            _check_head(self.architecture, target, PEAGLE)
         _check_vocabulary(self.architecture, target)
         return self.architecture
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
-        """Return one pass of k + 1 rows, k of them through the LM head."""
+        """Return one pass of k + 1 rows (a head: 2k), k of them through the LM head."""
         n = whole_array(k, "k", unit="token")
         once = (n > 0).astype(np.float64)
         draft = self.weights(target)
-        return (DraftPass(architecture=draft, count=once, W=n + 1, head_rows=n),)
+        width = n + 1 if draft.head_kind is None else 2 * n
+        return (DraftPass(architecture=draft, count=once, W=width, head_rows=n),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +380,7 @@ class SparseKV(Drafter):
     """
 
     kind: ClassVar[str] = "sparse-kv"
+    in_stages: ClassVar[bool] = True
     budget: int = 512
 
     def __post_init__(self) -> None:
@@ -382,14 +398,17 @@ class SparseKV(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class BlockDiffusion(Drafter):
-    """A head that denoises a block of drafts in one pass over target features (DFlash).
+    """A head that denoises a block of drafts in one pass over target features (DFlash, DSpark).
 
-    The pass takes k + 1 rows: the last committed token and k mask tokens. The LM head is the
-    target's.
+    The pass takes k + 1 rows: the last committed token and k mask tokens. DSpark's takes k: the
+    last committed token's row is the first draft's; then each draft is corrected by the one
+    before it, one after another. The LM head is the target's.
 
     References
     ----------
     .. [1] DFlash, arXiv:2602.06036; SpecForge draft configurations, read 2026-11-29.
+    .. [2] DSpark, arXiv:2607.05147; vLLM ``v1/worker/gpu/spec_decode/dspark/speculator.py`` (rows
+       of a block), read 2026-11-29.
     """
 
     kind: ClassVar[str] = "block-diffusion"
@@ -397,20 +416,29 @@ class BlockDiffusion(Drafter):
 
     @property
     def max_k(self) -> int | None:
-        """One less than the block: the last committed token takes a place. [token]"""
+        """The block; of DFlash's the last committed token takes a place. [token]"""
         block = self.architecture.block_size
-        return None if block is None else block - 1
+        return None if block is None else block - self._beside
+
+    @property
+    def _beside(self) -> int:
+        """Rows of a pass that give no draft."""
+        return 0 if self.architecture.head_kind == "dspark" else 1
 
     def weights(self, target: Architecture) -> Architecture:
         """Return the head."""
-        _check_head(self.architecture, target, "dflash")
+        kind = self.architecture.head_kind
+        _check_head(self.architecture, target, kind if kind in BLOCK_HEADS else BLOCK_HEADS[0])
         return self.architecture
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
-        """Return one pass of k + 1 rows, k of them through the LM head."""
+        """Return one pass with k rows through the LM head, and k corrections of one row."""
         n = whole_array(k, "k", high=self.max_k or np.inf, unit="token")
         once = (n > 0).astype(np.float64)
-        return (DraftPass(architecture=self.weights(target), count=once, W=n + 1, head_rows=n),)
+        head = self.weights(target)
+        block = DraftPass(architecture=head, count=once, W=n + self._beside, head_rows=n)
+        corrections = _single_rows(head.bigram, n) if head.bigram is not None else ()
+        return (block, *corrections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +477,8 @@ KINDS: dict[str, str] = {
     Eagle3.kind: "one-layer head over fused target features, reduced vocabulary",
     MTP.kind: "the multi-token-prediction block that the target's checkpoint carries",
     Medusa.kind: "independent heads on the target's last feature, one for each draft",
-    Parallel.kind: "a small model fills all positions in one pass (PARD)",
-    BlockDiffusion.kind: "a head denoises a block of drafts in one pass (DFlash)",
+    Parallel.kind: "a small model or head fills all positions in one pass (PARD, P-EAGLE)",
+    BlockDiffusion.kind: "a head denoises a block of drafts in one pass (DFlash, DSpark)",
     Lookahead.kind: "n-grams from Jacobi iterations inside the target's own pass",
     NGram.kind: "looks the last tokens up in prompt and output, no device work",
     SelfSpeculative.kind: "the target's own first layers (LayerSkip)",
@@ -494,14 +522,14 @@ def _check_head(head: Architecture, target: Architecture, kind: str) -> None:
         what = f"an {head.head_kind} head" if head.head_kind else "a whole model"
         raise ArchitectureError(f"{head.name} is {what}: it cannot be the draft of {kind}")
     _check_vocabulary(head, target)
-    if kind == "dflash":
+    if kind in BLOCK_HEADS:
         if head.hidden_size != target.hidden_size:
             raise ArchitectureError(
                 f"{head.name} has width {head.hidden_size}, {target.name} has "
                 f"{target.hidden_size}: it cannot draft for it"
             )
         return
-    features = head.fusion.inputs // (3 if kind == Eagle3.kind else 2)
+    features = head.fusion.inputs // (3 if kind in (Eagle3.kind, PEAGLE) else 2)
     if features != target.hidden_size:
         raise ArchitectureError(
             f"{head.name} takes features of width {features}, {target.name} has "

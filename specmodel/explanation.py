@@ -52,11 +52,15 @@ def latex(setup: Setup) -> str:
         number = _numbers(first, int(point["k"] or point["break_even_k"]))
         tokens = number.setup.tokens(number.k)
     times, one = number.times, sp.Integer(1)
-    decode, verify = _stars(number)
-    name = str(regime(number.setup.batches[0], verify, decode))
-    rows = [
+    split = first.execution.dp * first.execution.pp
+    decode, verify = (star / split for star in _stars(number))  # of one device, as the forms are
+    name = str(regime(number.setup.batches[0], verify * split, decode * split))
+    rows = [(sp.latex(symbol), "", f"{value:.6g}") for symbol, value in number.values.items()]
+    rows += [
+        (r"\rho", sp.latex(sy.F / sy.M), f"{number.values[sy.F] / number.values[sy.M]:.6g}"),
         ("T_p", _either(sy.memory_time(sy.kappa), sy.compute_time(one)), _ms(float(times.T_p))),
         ("T_v", _either(sy.memory_time(), sy.compute_time(sy.W)), _ms(float(times.T_v))),
+        ("T_d", "", _ms(float(times.T_d))),
         (r"\kappa_v", sp.latex(sy.kappa_v()), ""),
         ("B_v^*", sp.latex(sy.critical_batch_closed()), _number(verify)),
         ("B_p^*", sp.latex(sy.critical_batch_closed(one, sy.kappa)), _number(decode)),
@@ -65,10 +69,28 @@ def latex(setup: Setup) -> str:
          f"{tokens / float(times.cost):.4f}"),
         ("W^*", sp.latex(sy.stationary_width()), ""),
     ]  # fmt: skip
-    body = " \\\\\n".join(
-        f"  {left} &= {form}" + (f" = {value}" if value else "") for left, form, value in rows
-    )
+    departs = _departures(number)
+    lines = []
+    for left, form, value in rows:
+        if departs and form and value and left[0] in "TBS" and left != "T_p":
+            lines += [f"  {left} &= {form}", f"  &\\rightarrow {value}"]
+        else:
+            lines.append(f"  {left} &= " + " = ".join(part for part in (form, value) if part))
+    lines += [rf"  &\text{{{note}}}" for note in departs]
+    body = " \\\\\n".join(lines)
     return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
+
+
+def _departures(number: _Numbers) -> list[str]:
+    """Say where the values hold more than the forms, which are then marked with an arrow."""
+    setup, notes = number.setup, []
+    if setup.target.routed_expert_params:
+        notes.append("N grows with the rows of a pass; the batches are roots")
+    if setup.target.state_bytes:
+        notes.append("a recurrent state is read once and written for each position")
+    if setup.drafter.hit_rate < 1:
+        notes.append(f"drafts are found in {setup.drafter.hit_rate:g} of rounds: means over them")
+    return notes
 
 
 def _either(memory: sp.Expr, compute: sp.Expr) -> str:
@@ -123,7 +145,7 @@ def _derivation(setup: Setup) -> list[str]:
         f"   W = {sy.stationary_width()}",
         *_width(number),
         f"   the exact scan of k = 0..{setup.k_max} ({setup.execution.level} level, basis "
-        f"{setup.execution.basis}): "
+        f"{setup.basis}): "
         + (
             f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
         ),

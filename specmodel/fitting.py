@@ -7,12 +7,14 @@ said so. Errors are those of whole shapes left out of the fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from specmodel._version import __version__
 from specmodel.calibration import (
     OPERATORS,
     Calibration,
@@ -22,7 +24,17 @@ from specmodel.calibration import (
     rounded,
 )
 from specmodel.errors import FitError
-from specmodel.forms import FORMS, Features, Floats, Form, Parameter, Rates, form_for, soft_roofline
+from specmodel.forms import (
+    FORMS,
+    GEMM_SOFT,
+    Features,
+    Floats,
+    Form,
+    Parameter,
+    Rates,
+    form_for,
+    soft_roofline,
+)
 from specmodel.hardware import Device
 from specmodel.tables import Table, features, groups
 
@@ -427,12 +439,15 @@ def fit_table(table: Table, device: Device) -> TableFit:
                 continue
             fit = fit_operator(form, data)
             base = fit_operator(soft_roofline(operator), data)
-            if base.form in FORMS and _better(base, fit):
+            simple = base
+            if operator == "gemm" and form is not GEMM_SOFT:
+                simple = fit_operator(GEMM_SOFT, data)
+            if simple.form in FORMS and _better(simple, fit):
                 notes.append(
-                    f"{operator} {key}: a plain soft roofline predicts left-out shapes better than "
+                    f"{operator} {key}: {simple.form} predicts left-out shapes better than "
                     f"{form.name} does: it is used"
                 )
-                fit = base
+                fit = simple
             fits.setdefault(operator, {})[key] = fit
             plain.setdefault(operator, {})[key] = base
             rows[operator, key] = data
@@ -480,6 +495,14 @@ def _better(one: FittedOperator, other: FittedOperator) -> bool:
     if one.held_out is None or other.held_out is None:
         return False
     return one.held_out.mean < (1 - _TIE) * other.held_out.mean
+
+
+def calibrated_device(device: Device, fitted: TableFit, *, notes: tuple[str, ...] = ()) -> Device:
+    """Return the record with what was fitted, when and by which version."""
+    found = fitted.calibration
+    source = {**found.source, "fitted": str(date.today()), "specmodel": __version__}
+    calibration = replace(found, source=source, notes=(*found.notes, *notes))
+    return replace(device, calibration=calibration)
 
 
 def _tiled(device: Device) -> bool:

@@ -137,9 +137,12 @@ class Form:
 
 
 def p_norm(a: ArrayLike, b: ArrayLike, p: float) -> Floats:
-    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b."""
+    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b; the maximum when p is infinite."""
     high, low = np.maximum(a, b), np.minimum(a, b)
-    ratio = low / np.where(high > 0, high, 1.0)
+    if np.isinf(p):
+        return np.asarray(high)
+    with np.errstate(invalid="ignore"):
+        ratio = np.where(high > 0, low / np.where(high > 0, high, 1.0), 0.0)
     return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
 
 
@@ -189,7 +192,9 @@ def _gemm_serial_k(features: Features, rates: Rates, v: Values) -> Floats:
 def _gemm_soft(features: Features, rates: Rates, v: Values) -> Floats:
     m, n, k, copies, moved = _gemm_sizes(features)
     arithmetic = 2.0 * copies * m * n * k / (v["eta_f"] * rates.flops)
-    return v["t0"] + p_norm(moved / (v["eta_m"] * rates.bandwidth), arithmetic, v["p"])
+    share = v["eta_m"] * np.where(m > 1, 1.0, v["eta_1"])
+    memory = moved / (share * rates.bandwidth)
+    return v["t0"] + v["t_n"] * copies * n + p_norm(memory, arithmetic, v["p"])
 
 
 _MICROSECONDS = (2e-8, 1e-2)
@@ -311,9 +316,33 @@ GEMM_SERIAL_K = Form(
 GEMM_SOFT = Form(
     name="gemm-soft",
     operator="gemm",
-    meaning="a plain soft roofline (CPUs, and the baseline)",
+    meaning="a soft roofline with a cost by output and a kernel of its own for one row (CPUs)",
     seconds=_gemm_soft,
-    parameters=(_T0, _ETA_M, _ETA_F, _P),
+    parameters=(
+        _T0,
+        _ETA_M,
+        _ETA_F,
+        _P,
+        Parameter(
+            name="t_n",
+            unit="s",
+            meaning="cost of one output column, which a short K does not hide",
+            start=1e-9,
+            prior=3.0,
+            low=1e-13,
+            high=1e-5,
+            absent=0.0,
+        ),
+        Parameter(
+            name="eta_1",
+            unit="-",
+            meaning="bandwidth with one row, over that with several",
+            start=1.0,
+            prior=0.5,
+            low=0.01,
+            high=3.0,
+        ),
+    ),
 )
 
 
@@ -632,10 +661,8 @@ def traffic(operator: str, features: Features) -> tuple[Floats, Floats]:
 def soft_roofline(operator: str) -> Form:
     """Return the baseline of an operator: ``t0 + ((bytes / eta_m M)^p + (flops / eta_f F)^p)^1/p``.
 
-    An all-reduce streams over the link instead of the memory; a matrix product's is `GEMM_SOFT`.
+    An all-reduce streams over the link instead of the memory.
     """
-    if operator == "gemm":
-        return GEMM_SOFT
 
     def seconds(features: Features, rates: Rates, v: Values) -> Floats:
         moved, flops = traffic(operator, features)
@@ -646,7 +673,7 @@ def soft_roofline(operator: str) -> Form:
         return v["t0"] + p_norm(memory, flops / (v["eta_f"] * rates.flops), v["p"])
 
     return Form(
-        name=f"{operator}-soft",
+        name=f"{operator}-plain",
         operator=operator,
         meaning="a plain soft roofline",
         seconds=seconds,

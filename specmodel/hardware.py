@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.calibration import Calibration, calibration
@@ -30,6 +30,7 @@ from specmodel.errors import (
     real_array,
 )
 from specmodel.forms import Rates
+from specmodel.yaml_text import parse_yaml, yaml_text
 
 _RATE_DTYPES = (*BYTES, "fp4")
 _SCALARS = {
@@ -241,29 +242,6 @@ def _normalise(text: str) -> str:
 # -- reading -------------------------------------------------------------------------------------
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader that also refuses duplicate keys."""
-
-
-def _no_duplicates(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
-    mapping: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"keys must be text; got {key!r}", key_node.start_mark
-            )
-        if key in mapping:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"duplicate key {key!r}", key_node.start_mark
-            )
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _no_duplicates)
-
-
 def read_device(file: Path | Traversable) -> Device:
     """Read one device file.
 
@@ -279,9 +257,9 @@ def read_device(file: Path | Traversable) -> Device:
         reason = "no such file" if isinstance(error, FileNotFoundError) else "cannot be read"
         raise ProfileError(f"{file}: {reason}") from None
     try:
-        record = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ProfileError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+        record = parse_yaml(text)
+    except ValueError as error:
+        raise ProfileError(f"{file}: {error}") from None
     return _device(record, str(file))
 
 
@@ -318,9 +296,29 @@ def device_yaml(device: Device) -> str:
         "datasheet": sheet,
         **({"calibration": device.calibration.record()} if device.calibration else {}),
     }
-    return yaml.safe_dump(
-        record, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
-    )
+    return yaml_text(record)
+
+
+def write_device(device: Device, path: str | os.PathLike[str]) -> None:
+    """Write a record as a device file, whole or not at all.
+
+    Raises
+    ------
+    ProfileError
+        When a value has no source, or the folder is not there.
+    """
+    text, target = device_yaml(device), Path(path)
+    if not target.absolute().parent.is_dir():
+        raise ProfileError(f"{target.parent}: no such folder")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _device(record: Any, where: str) -> Device:

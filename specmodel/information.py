@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.acceptance import distribution
-from specmodel.errors import DomainError, real_array
+from specmodel.errors import real_array
 
 Floats = NDArray[np.float64]
 
@@ -51,9 +51,7 @@ def surprisal_from_log(log_p: ArrayLike) -> Floats:
     DomainError
         When a logarithm is positive or NaN.
     """
-    values = np.asarray(log_p, dtype=np.float64)
-    if not np.all(values <= 0):
-        raise DomainError(f"log-probabilities must be <= 0; got {np.nanmax(values):g}")
+    values = real_array(log_p, "log-probability", high=0, finite=False)
     return np.asarray(np.abs(values) / np.log(2))
 
 

@@ -16,13 +16,14 @@ from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
 from specmodel.hardware import Device
+from specmodel.memory import memory
 from specmodel.roofline import Execution, ExecutionOptions, critical_batch
 from specmodel.speculation import mean_width, regime, round_time, tokens_per_round
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_VARIABLES = {
+VARIABLES = {
     "T_p": ("B L", "s", "plain decode step"),
     "T_v": ("B k L", "s", "verification pass"),
     "T_d": ("B k L", "s", "producing the drafts"),
@@ -38,6 +39,10 @@ _VARIABLES = {
     "k_star": ("B L alpha", "token", "best draft length among the k asked for, 0: off"),
     "W_star": ("B L alpha", "token", "best width"),
     "S_star": ("B L alpha", "1", "speedup at the best draft length"),
+    "tokens_per_second": ("B k L alpha", "1/s", "tokens of all sequences together"),
+    "memory_bytes": ("B k L", "B", "memory taken on the fullest device"),
+    "max_batch": ("k L", "1", "largest batch that fits"),
+    "fits": ("B k L", "1", "whether the batch fits"),
 }
 
 
@@ -74,8 +79,9 @@ def speculate(
     Returns
     -------
     xarray.Dataset
-        ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star``,
-        each with ``units``; ``attrs["basis"]`` says where the rates come from.
+        ``T_p T_v T_d T_h T_o W G S round_cost regime B_p_star B_v_star k_star W_star S_star
+        tokens_per_second memory_bytes max_batch fits``, each with ``units``;
+        ``attrs["basis"]`` says where the rates come from.
 
     Raises
     ------
@@ -132,6 +138,8 @@ def speculate(
         "k_star": np.expand_dims(best.k, 1),
         "W_star": np.expand_dims(drafter.rows(best.k), 1),
         "S_star": np.expand_dims(best.S, 1),
+        "tokens_per_second": batch[..., None] * S / (times.T_p + times.T_h)[..., None],
+        **_memory(device, target, drafter, how, batch, drafts, context),
     }
     coords = {name: np.atleast_1d(axis) for name, axis in axes.items()}
     coords["k"], coords["alpha"] = coords["k"].astype(int), alphas
@@ -139,7 +147,7 @@ def speculate(
     dataset = xr.Dataset(
         {name: _variable(name, array, sizes) for name, array in values.items()},
         coords=coords,
-        attrs=_attrs(device, target, drafter, acceptance, how),
+        attrs=_attrs(device, target, drafter, acceptance, how) | {"basis": times.basis},
     )
     if np.ndim(getattr(acceptance, "alpha", 0.0)) == 0:
         dataset = dataset.squeeze("alpha", drop=True)
@@ -184,6 +192,29 @@ def best_width(
     return best.rename(k_star="k", W_star="W", S_star="S")
 
 
+def _memory(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    how: Execution,
+    batch: NDArray[np.float64],
+    drafts: NDArray[np.float64],
+    context: NDArray[np.float64],
+) -> dict[str, ArrayLike]:
+    """Return what is taken and what fits; k = 0 is without the drafter."""
+    on = drafts > 0
+    plain, drafting = (
+        memory(device, target, one, k=k, L=context, layout=how.layout, offload=how.offload)
+        for one, k in ((None, 0), (drafter, drafts))
+    )
+    taken = np.where(on, drafting.total(batch), plain.total(batch))
+    return {
+        "memory_bytes": taken,
+        "max_batch": np.where(on, drafting.max_batch, plain.max_batch),
+        "fits": taken <= device.memory_capacity,
+    }
+
+
 def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Reshape each axis so that they broadcast against one another."""
     for axis in axes:
@@ -194,7 +225,7 @@ def _outer(*axes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
 
 def _variable(name: str, value: ArrayLike, sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """Return an xarray variable over its own dimensions, from an array over B, k, L and alpha."""
-    dims, units, long_name = _VARIABLES[name]
+    dims, units, long_name = VARIABLES[name]
     array = np.asarray(value)
     array = array.reshape(array.shape + (1,) * (len(sizes) - array.ndim)) if array.ndim else array
     own = dims.split()
@@ -221,6 +252,5 @@ def _attrs(
         "kv_reread": execution.kv_reread,
         "expert_overlap": execution.expert_overlap,
         "hit_rate": drafter.hit_rate,
-        "basis": execution.basis,
         "specmodel_version": __version__,
     }

@@ -250,7 +250,7 @@ def prediction_figure(result: Prediction) -> Figure:
         row[1].set_title(f"roofline, {target.weight_dtype} (points: batches asked for)")
     figure.suptitle(
         f"{target.name} on {device.label}, {result.setup.drafter.kind}, "
-        f"{result.setup.execution.level} level, basis {result.setup.execution.basis}"
+        f"{result.setup.execution.level} level, basis {result.setup.basis}"
     )
     return figure
 
@@ -265,7 +265,7 @@ def _prediction_map(axes: Axes, result: Prediction) -> None:
     for y, row in enumerate(rows):
         for x, point in enumerate(row):
             used = setup.memory(point["k_star"], point["context"])
-            if used.total(point["batch"]) > used.capacity:
+            if not used.fits(point["batch"]):
                 cell = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="//", edgecolor="0.6")
                 cell.set_linewidth(0)
                 axes.add_patch(cell)
@@ -393,7 +393,7 @@ def comparison_figure(result: Comparison) -> Figure:
     setup = result.setup
     figure.suptitle(
         f"{setup.target.name} on {setup.device.label}, {setup.execution.level} level, "
-        f"basis {setup.execution.basis}"
+        f"basis {setup.basis}"
     )
     return figure
 

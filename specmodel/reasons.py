@@ -67,7 +67,8 @@ def _verification(
         detail += f": expert coverage, {_coverage(target, batch, rows - 1, execution)}"
     elif group in ("weight GEMMs", "LM head"):
         turn = gemm_turn_rows(device, target, execution=execution)
-        detail += f": {batch * rows} rows, weight GEMMs turn compute-bound at {turn:.0f}"
+        own = float(execution.layout.of_replica(batch)) * rows
+        detail += f": {own:.0f} rows, weight GEMMs turn compute-bound at {turn:.0f}"
     elif group == "attention" and execution.kv_reread:
         detail += f": KV read {1 + execution.kv_reread * (rows - 1):.2f} times"
     return f"{text} ({detail})"
@@ -75,8 +76,10 @@ def _verification(
 
 def _coverage(target: Architecture, batch: int, k: int, execution: Execution) -> str:
     moe = next(layer.mlp for layer, _ in target.layers if isinstance(layer.mlp, MoE))
-    rows = batch * (1 + k * (1 - execution.expert_overlap))
-    before, after = (float(experts_touched(moe.experts, moe.top_k, n)) for n in (batch, rows))
+    layout = execution.layout
+    own = float((layout.of_stage if layout.ep else layout.of_replica)(batch))
+    rows = own * (1 + k * (1 - execution.expert_overlap))
+    before, after = (float(experts_touched(moe.experts, moe.top_k, n)) for n in (own, rows))
     return f"{after:.0f} of {moe.experts} experts a layer are read instead of {before:.0f}"
 
 

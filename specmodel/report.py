@@ -19,7 +19,7 @@ from specmodel.errors import ExtrapolationWarning, real_array
 from specmodel.hardware import Device
 from specmodel.memory import Memory, devices_needed, memory
 from specmodel.reasons import reasons
-from specmodel.roofline import Execution, critical_batch, gemm_turn_rows
+from specmodel.roofline import CALIBRATED, Execution, critical_batch, gemm_turn_rows
 from specmodel.speculation import (
     RoundTime,
     alpha_break_even,
@@ -31,11 +31,13 @@ from specmodel.speculation import (
     round_time,
     tokens_per_round,
 )
+from specmodel.uncertainty import INTERVALS, intervals
 from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
 CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
 
+_POINT_AXES = {"B": "batch", "k": "k", "L": "context", "S": "S"}
 _FURTHEST_BATCH = 1024
 _FURTHEST_ASKED = 4096
 _FURTHEST_CONTEXT = 2**20
@@ -57,26 +59,48 @@ class Setup:
     T_h: float = 0.0
     T_o: float = 0.0
     price: float | None = None  # of one device for an hour, in USD
+    draft_price: float | None = None  # of a device of the drafter's own
 
     def __post_init__(self) -> None:
-        if self.price is not None:
-            real_array(self.price, "price", low=0, unit="USD")
+        for name in ("price", "draft_price"):
+            if getattr(self, name) is not None:
+                real_array(getattr(self, name), name, low=0, unit="USD")
+        if self.drafter.max_k is not None and self.k_max > self.drafter.max_k:
+            # a block ends the search for the best k, and the settings say where
+            object.__setattr__(self, "k_max", self.drafter.max_k)
 
-    def cost_per_million_tokens(self, tokens_per_second: float) -> float | None:
+    @property
+    def basis(self) -> str:
+        """Where the numbers behind its passes come from."""
+        return self.round(self.batches[0], self.contexts[0], max(self.k or 1, 1)).basis
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether any of those numbers was measured on the device."""
+        return self.basis.startswith(CALIBRATED)
+
+    def devices(self, *, drafting: bool) -> list[tuple[Device, int, float | None]]:
+        """Return the devices in use, how many of each, and the price of one for an hour."""
+        own = [(self.device, self.execution.layout.devices, self.price)]
+        if drafting and self.drafter.device is not None:
+            count = drafter_execution(self.execution, self.drafter).layout.devices
+            price = self.price if self.draft_price is None else self.draft_price
+            own.append((self.drafter.device, count, price))
+        return own
+
+    def cost_per_million_tokens(self, tokens_per_second: float, *, drafting: bool) -> float | None:
         """Return what a million tokens cost at a rate, all devices counted. [USD]"""
         if self.price is None or not tokens_per_second:
             return None
         hours = 1e6 / tokens_per_second / 3600
-        own = drafter_execution(self.execution, self.drafter) if self.drafter.device else None
-        devices = self.execution.layout.devices + (own.layout.devices if own else 0)
-        return hours * self.price * devices
+        return hours * sum(n * (price or 0.0) for _, n, price in self.devices(drafting=drafting))
 
-    def joules_per_token(self, tokens_per_second: float) -> float | None:
+    def joules_per_token(self, tokens_per_second: float, *, drafting: bool) -> float | None:
         """Return the energy of a token at board power, an upper bound. [J]"""
-        power = self.device.board_power
-        if power is None or not tokens_per_second:
+        used = self.devices(drafting=drafting)
+        if not tokens_per_second or any(device.board_power is None for device, *_ in used):
             return None
-        return power * self.execution.layout.devices / tokens_per_second
+        return sum(n * (device.board_power or 0.0) for device, n, _ in used) / tokens_per_second
 
     def round(self, batch: int, context: int, k: int) -> RoundTime:
         """Return the times of a round of k drafts."""
@@ -120,7 +144,7 @@ class Setup:
             max_batch=max_batch,
             k_max=self.k_max,
             k=self.k,
-            fits=(lambda k: self.memory(k, context).max_batch) if in_memory else None,
+            fits=(lambda k: self.max_batch(k, context)) if in_memory else None,
             execution=self.execution,
             T_h=self.T_h,
             T_o=self.T_o,
@@ -143,6 +167,10 @@ class Setup:
             offload=self.execution.offload,
         )
 
+    def max_batch(self, k: int, context: int) -> int:
+        """Return the largest batch that fits with k drafts."""
+        return int(self.memory(k, context).max_batch)
+
     def devices_needed(self, batch: int, context: int, k: int) -> int | None:
         """Return how many devices a deployment with k drafts takes."""
         drafter = self.drafter if k else None
@@ -153,6 +181,7 @@ class Setup:
             batch=batch,
             k=k,
             L=context,
+            layout=self.execution.layout,
             offload=self.execution.offload,
         )
 
@@ -190,7 +219,8 @@ class Answer:
     memory_ends_it : bool
         Whether the last run that is on ends because the drafter no longer fits.
     best_loss : float
-        Highest S of any k >= 1 where all of them lose; NaN where one pays. [-]
+        Highest S of any k >= 1 where the schedule is off throughout, above 1 where those that
+        pay do not fit; NaN where one is on. [-]
     """
 
     context: int
@@ -239,12 +269,36 @@ def predict(setup: Setup) -> Prediction:
         rises = _rises_from(setup)
     return Prediction(
         setup=setup,
-        points=tuple(points),
+        points=tuple(_with_intervals(setup, points)),
         answers=answers,
         why=tuple(why),
         warnings=(*notes, *_limits(setup, points)),
         speedup_rises_from=rises,
     )
+
+
+def _with_intervals(setup: Setup, points: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Add low and high of times and speedup; None where nothing was measured on the device."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if setup.calibrated:
+        found = intervals(
+            setup.device,
+            setup.target,
+            setup.drafter,
+            **{name: np.array([p[key] for p in points]) for name, key in _POINT_AXES.items()},
+            T_h=setup.T_h,
+            T_o=setup.T_o,
+            execution=setup.execution,
+        )
+    for i, point in enumerate(points):
+        bounds = {
+            f"{name}_{end}": float(np.broadcast_to(found[name][side], len(points))[i])
+            if found
+            else None
+            for name in INTERVALS
+            for side, end in enumerate(("low", "high"))
+        }
+        yield {**point, **bounds}
 
 
 def _rises_from(setup: Setup) -> float | None:
@@ -321,9 +375,9 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         "S_star": float(best.S),
         "verdict": _verdict(float(S[on]) if on < S.size and setup.k != 0 else 1.0),
         **_break_even(setup, batch, context, on),
-        "memory_bytes": used.total(batch),
-        "max_batch": used.max_batch,
-        "fits": used.total(batch) <= used.capacity,
+        "memory_bytes": float(used.total(batch)),
+        "max_batch": int(used.max_batch),
+        "fits": bool(used.fits(batch)),
         "devices_needed": setup.devices_needed(batch, context, k),
         "speedup_by_k": [float(s) for s in S],
         "time_shares": _shares(times),
@@ -402,12 +456,12 @@ def _shares(times: RoundTime) -> dict[str, float]:
 
 
 def _answer(setup: Setup, context: int) -> Answer:
-    plain = setup.memory(0, context).max_batch
+    plain = setup.max_batch(0, context)
     asked = min(max(setup.batches), _FURTHEST_ASKED)
     furthest = min(plain, max(asked, _FURTHEST_BATCH)) if plain else asked
     runs = setup.schedule(context, furthest, in_memory=bool(plain))
     on = [run for run in runs if run.k]
-    ends = bool(plain and on and on[-1].last == setup.memory(on[-1].k, context).max_batch)
+    ends = bool(plain and on and on[-1].last == setup.max_batch(on[-1].k, context))
     loss = np.nan
     if all(run.k == 0 for run in runs) and setup.k != 0 and setup.k_max:
         S, _ = setup.scan(np.asarray(setup.batches), context, setup.k)
@@ -437,7 +491,7 @@ def _candidates(setup: Setup) -> range | tuple[int, ...]:
 
 def _largest(setup: Setup, context: int, k: int) -> Largest:
     """Return the largest batch that fits with k drafts, and its throughput."""
-    fits = setup.memory(k, context).max_batch
+    fits = setup.max_batch(k, context)
     if not fits:
         return Largest(batch=0, k=k, tokens_per_second=0.0)
     times = setup.round(fits, context, k)
@@ -463,6 +517,11 @@ def headline(answer: Answer, setup: Setup) -> str:
     if all(run.k == 0 for run in runs):
         if not tried:
             return "speculation is off, as asked (k = 0)"
+        if answer.best_loss > 1:
+            return (
+                f"leave speculation off: it would pay (S = {answer.best_loss:.2f}) but its drafter "
+                "and draft positions do not fit beside the model"
+            )
         what = "no k pays" if k is None else f"k = {k} does not pay"
         best = (
             f" (the best reaches S = {answer.best_loss:.2f})"

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Unpack
 
@@ -14,52 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.architectures import Architecture
-from specmodel.collectives import Fabric, collective_time
+from specmodel.collectives import Fabric
 from specmodel.costs import Layout, Operator, gemm, pass_operators
 from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap
 from specmodel.hardware import Device, Link
+from specmodel.kernels import Efficiency, Kernels
 
 Level = Literal["operators", "ideal"]
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """How far kernels fall short of the datasheet.
-
-    Attributes
-    ----------
-    t_op : float
-        Fixed time of one operator. [s]
-    eta_m, eta_f : float
-        Share of memory bandwidth and of peak FLOP/s that is reached. [-]
-    p : float
-        Sharpness of the roofline's knee; infinity is a hard maximum. [-]
-    t_link : float
-        Latency of one step of a collective inside a node. [s]
-    eta_link : float
-        Share of the interconnect's bandwidth that collectives reach. [-]
-    basis : str
-        Where the numbers come from.
-    """
-
-    t_op: float
-    eta_m: float
-    eta_f: float
-    p: float
-    t_link: float
-    eta_link: float
-    basis: str
-
-    def __post_init__(self) -> None:
-        real_array(self.t_op, "t_op", low=0, unit="s")
-        real_array(self.t_link, "t_link", low=0, unit="s")
-        for name in ("eta_m", "eta_f", "eta_link"):
-            value = getattr(self, name)
-            real_array(value, name, low=0, high=1)
-            if value == 0:
-                raise DomainError(f"{name} must be > 0; got 0")
-        real_array(self.p, "p", low=1, finite=False)
 
 
 GENERIC = Efficiency(
@@ -71,6 +33,10 @@ DATASHEET = Efficiency(
     t_op=0.0, eta_m=1.0, eta_f=1.0, p=np.inf, t_link=0.0, eta_link=1.0, basis="datasheet"
 )
 """Perfect kernels: what the ideal level uses."""
+
+
+CALIBRATED = "calibrated"
+"""The basis of an answer all of whose operators were measured on the device."""
 
 
 class ExecutionOptions(TypedDict, total=False):
@@ -87,6 +53,7 @@ class ExecutionOptions(TypedDict, total=False):
     expert_overlap: float
     offload: float
     efficiency: Efficiency
+    calibrated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +78,9 @@ class Execution:
         Share of the weights that stay in host memory and are streamed over PCIe in each
         pass. [-]
     efficiency : Efficiency
-        Used at the operator level; the ideal level ignores it.
+        Of operators that were not measured on the device. The ideal level ignores it.
+    calibrated : bool
+        Whether the device's calibration is used where it has one.
     """
 
     level: Level = "operators"
@@ -125,6 +94,7 @@ class Execution:
     expert_overlap: float = 0.0
     offload: float = 0.0
     efficiency: Efficiency = GENERIC
+    calibrated: bool = True
 
     def __post_init__(self) -> None:
         if self.level not in ("operators", "ideal"):
@@ -135,6 +105,7 @@ class Execution:
                 f"{layout.devices} devices are more than a node of {self.devices_per_node}: "
                 "say what network joins the nodes"
             )
+        layout.check_nodes()
         real_array(self.kv_reread, "kv_reread", low=0, high=1)
         real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
         real_array(self.offload, "offload", low=0, high=1)
@@ -157,11 +128,6 @@ class Execution:
         """The efficiencies that the level uses."""
         return DATASHEET if self.level == "ideal" else self.efficiency
 
-    @property
-    def basis(self) -> str:
-        """Where the numbers behind an answer come from."""
-        return self.effective.basis
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassTime:
@@ -180,6 +146,10 @@ class PassTime:
         FLOPs; weight and KV bytes. Per device. [FLOP], [B]
     mfu, mbu : float or ndarray
         Share of peak FLOP/s and of memory bandwidth that the pass uses. [-]
+    fitted, others : frozenset of str
+        Kinds of operators whose time comes from measurements of the device, and the others.
+    assumed : str
+        Where the numbers of the others come from.
     """
 
     T: Floats
@@ -191,6 +161,9 @@ class PassTime:
     bytes: Floats
     mfu: Floats
     mbu: Floats
+    fitted: frozenset[str]
+    others: frozenset[str]
+    assumed: str
 
     @property
     def intensity(self) -> Floats:
@@ -252,7 +225,23 @@ def pass_time(
     4.481
     """
     how = Execution.of(execution, options)
-    operators = pass_operators(
+    operators = operators_of(architecture, how, B=B, W=W, L=L, head_rows=head_rows, fuse=fuse)
+    kernels = kernels_of(device, how)
+    return (_ideal if how.level == "ideal" else _soft)(kernels, operators)
+
+
+def operators_of(
+    architecture: Architecture,
+    how: Execution,
+    *,
+    B: ArrayLike,
+    W: ArrayLike = 1,
+    L: ArrayLike = 0,
+    head_rows: ArrayLike | None = None,
+    fuse: bool = True,
+) -> tuple[Operator, ...]:
+    """Return the operators of a pass that runs in a given way."""
+    return pass_operators(
         architecture,
         B=B,
         W=W,
@@ -263,7 +252,6 @@ def pass_time(
         head_rows=head_rows,
         fuse=fuse,
     )
-    return _ideal(device, operators, how) if how.level == "ideal" else _soft(device, operators, how)
 
 
 def _weight_seconds(device: Device, offload: float) -> float:
@@ -275,55 +263,44 @@ def _weight_seconds(device: Device, offload: float) -> float:
     return (1 - offload) / device.memory_bandwidth + offload / device.pcie_bandwidth
 
 
-def _ideal(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
+def _ideal(kernels: Kernels, operators: tuple[Operator, ...]) -> PassTime:
     """Overlap over the whole pass: weights and KV on one side, matrix FLOPs on the other.
 
     Collectives are left out: the level stays a bound, and its closed forms hold in any layout.
     """
-    each = _weight_seconds(device, how.offload)
-    totals = _Totals(device, operators, DATASHEET, each, with_activations=False)
+    totals = _Totals(kernels, operators, with_activations=False)
     memory = totals.weights + totals.rows
     T = np.maximum(memory, totals.compute)
     bound = memory >= totals.compute
     groups: dict[str, Floats] = {}
+    bandwidth = kernels.device.memory_bandwidth
     for op in operators:
         if op.kind != "collective":
-            share = np.where(
-                bound,
-                op.count
-                * (np.asarray(op.weight_bytes) * each + op.kv_bytes / device.memory_bandwidth),
-                op.count * _arithmetic(device, op),
-            )
+            moved = np.asarray(op.weight_bytes) * kernels.stream_seconds + op.kv_bytes / bandwidth
+            share = np.where(bound, op.count * moved, op.count * kernels.arithmetic(op))
             groups[op.group] = groups.get(op.group, 0.0) + share
     return totals.result(T, groups)
 
 
-def _soft(device: Device, operators: tuple[Operator, ...], how: Execution) -> PassTime:
+def _soft(kernels: Kernels, operators: tuple[Operator, ...]) -> PassTime:
     """Operators in sequence, each with its own overlap."""
-    eff = how.effective
-    each = _weight_seconds(device, how.offload)
-    fabric = _fabric(device, how)
     groups: dict[str, Floats] = {}
     for op in operators:
-        if op.collective is not None:
-            time = collective_time(op.collective, op.link_bytes, op.ranks, fabric)
-        else:
-            moved = np.asarray(op.kv_bytes) + op.activation_bytes
-            memory = (op.weight_bytes * each + moved / device.memory_bandwidth) / eff.eta_m
-            time = eff.t_op + p_norm(memory, _arithmetic(device, op) / eff.eta_f, eff.p)
-        groups[op.group] = groups.get(op.group, 0.0) + op.count * time
-    totals = _Totals(device, operators, eff, each, with_activations=True)
+        groups[op.group] = groups.get(op.group, 0.0) + op.count * kernels.seconds(op)
+    totals = _Totals(kernels, operators, with_activations=True)
     return totals.result(np.asarray(sum(groups.values())), groups)
 
 
-def _arithmetic(device: Device, op: Operator) -> Floats:
-    """Return the time of one run's FLOPs at the dense peak of their format. [s]"""
-    if op.compute_dtype is None:
-        return np.asarray(0.0)
-    dtype = op.compute_dtype
-    if op.else_dtype is not None and dtype not in device.peak_flops:
-        dtype = op.else_dtype
-    return np.asarray(op.flops) / device.flops(dtype)
+def kernels_of(device: Device, how: Execution) -> Kernels:
+    """Return what operators take on a device."""
+    return Kernels(
+        device=device,
+        efficiency=how.effective,
+        fabric=_fabric(device, how),
+        stream_seconds=_weight_seconds(device, how.offload),
+        fitted=how.calibrated and how.level == "operators",
+        kv_reread=how.kv_reread,
+    )
 
 
 def _fabric(device: Device, how: Execution) -> Fabric:
@@ -334,6 +311,19 @@ def _fabric(device: Device, how: Execution) -> Fabric:
         network=how.network,
         devices_per_node=how.devices_per_node,
     )
+
+
+def basis_of(passes: Iterable[PassTime]) -> str:
+    """Return where the numbers behind some passes come from.
+
+    ``datasheet``, ``generic``, ``calibrated`` where every operator was measured on the device,
+    or else ``calibrated, generic for`` and the kinds of operators that were not.
+    """
+    every = list(passes)
+    others = sorted(set().union(*(one.others for one in every)))
+    if not any(one.fitted for one in every):
+        return every[0].assumed
+    return CALIBRATED if not others else f"{CALIBRATED}, {every[0].assumed} for {', '.join(others)}"
 
 
 def mean_pass(passes: Sequence[PassTime], weights: Sequence[ArrayLike]) -> PassTime:
@@ -353,35 +343,37 @@ def mean_pass(passes: Sequence[PassTime], weights: Sequence[ArrayLike]) -> PassT
         },
         mfu=mean([one.mfu * one.T for one in passes]) / T,
         mbu=mean([one.mbu * one.T for one in passes]) / T,
+        fitted=passes[0].fitted,
+        others=passes[0].others,
+        assumed=passes[0].assumed,
     )
 
 
 class _Totals:
-    """Sums over a pass, at the rates given."""
+    """Sums over a pass, each operator at the rates it can reach."""
 
     def __init__(
-        self,
-        device: Device,
-        operators: tuple[Operator, ...],
-        eff: Efficiency,
-        weight_seconds: float,
-        *,
-        with_activations: bool,
+        self, kernels: Kernels, operators: tuple[Operator, ...], *, with_activations: bool
     ) -> None:
-        bandwidth = device.memory_bandwidth
-        zero = np.float64(0.0)
-        streamed = sum((np.asarray(op.count) * op.weight_bytes for op in operators), zero)
-        cached = sum((np.asarray(op.count) * op.kv_bytes for op in operators), zero)
-        moved = sum((np.asarray(op.count) * op.activation_bytes for op in operators), zero)
-        self.flops = np.asarray(sum((np.asarray(op.count) * op.flops for op in operators), zero))
-        peak = sum((op.count * _arithmetic(device, op) for op in operators), zero)
-        self.peak_compute = np.asarray(peak)
-        self.bytes = np.asarray(streamed + cached)
-        self.bandwidth = bandwidth
-        self.compute = self.peak_compute / eff.eta_f
-        self.weights = np.asarray(streamed) * weight_seconds / eff.eta_m
-        extra = cached + moved if with_activations else cached
-        self.rows = np.asarray(extra) / (eff.eta_m * bandwidth)
+        self.bandwidth = kernels.device.memory_bandwidth
+        zero = np.asarray(0.0)
+        self.flops = self.peak_compute = self.bytes = zero
+        self.compute = self.weights = self.rows = zero
+        kinds: dict[bool, set[str]] = {True: set(), False: set()}
+        for op in operators:
+            count, (eta_m, eta_f) = np.asarray(op.count), kernels.shares(op)
+            arithmetic = count * kernels.arithmetic(op)
+            extra = np.asarray(op.kv_bytes) + (op.activation_bytes if with_activations else 0.0)
+            self.flops = self.flops + count * op.flops
+            self.peak_compute = self.peak_compute + arithmetic
+            self.bytes = self.bytes + count * (np.asarray(op.weight_bytes) + op.kv_bytes)
+            self.compute = self.compute + arithmetic / eta_f
+            streamed = count * op.weight_bytes * kernels.stream_seconds
+            self.weights = self.weights + streamed / eta_m
+            self.rows = self.rows + count * extra / (eta_m * self.bandwidth)
+            kinds[kernels.fit(op) is not None].add(op.collective or op.kind)
+        self.fitted, self.others = (frozenset(kinds[x]) for x in (True, False))
+        self.assumed = kernels.efficiency.basis
 
     def result(self, T: Floats, groups: Mapping[str, Floats]) -> PassTime:
         with np.errstate(invalid="ignore", divide="ignore"):  # an empty pass takes no time
@@ -395,17 +387,10 @@ class _Totals:
                 bytes=unwrap(self.bytes),
                 mfu=unwrap(self.peak_compute / T),
                 mbu=unwrap(self.bytes / self.bandwidth / T),
+                fitted=self.fitted,
+                others=self.others,
+                assumed=self.assumed,
             )
-
-
-def p_norm(a: ArrayLike, b: ArrayLike, p: float) -> Floats:
-    """Return ``(a**p + b**p)**(1/p)`` for non-negative a and b; the maximum when p is infinite."""
-    high, low = np.maximum(a, b), np.minimum(a, b)
-    if np.isinf(p):
-        return np.asarray(high)
-    with np.errstate(invalid="ignore"):
-        ratio = np.where(high > 0, low / np.where(high > 0, high, 1.0), 0.0)
-    return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
 
 
 def gemm_turn_rows(
@@ -438,12 +423,13 @@ def gemm_turn_rows(
     >>> round(gemm_turn_rows(h100, llama), 1)
     260.6
     """
-    eff = Execution.of(execution, options).effective
+    kernels = kernels_of(device, Execution.of(execution, options))
     linear = architecture.most_streamed()
     one = gemm(architecture, linear)
-    seconds = float(np.asarray(_arithmetic(device, one))) / eff.eta_f
+    eta_m, eta_f = kernels.shares(one)
+    seconds = float(kernels.arithmetic(one)) / eta_f
     streaming = architecture.matrix_bytes(linear.inputs, linear.outputs, linear.role)
-    return streaming * linear.copies / (eff.eta_m * device.memory_bandwidth) / seconds
+    return streaming * linear.copies / (eta_m * device.memory_bandwidth) / seconds
 
 
 def critical_batch(

@@ -7,24 +7,29 @@ The functions here broadcast plain arrays; `specmodel.speculate` labels them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.acceptance import Acceptance, alpha_for_tokens
 from specmodel.architectures import Architecture
+from specmodel.costs import Layout, Operator
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
+from specmodel.kernels import Kernels
 from specmodel.roofline import (
     Execution,
     ExecutionOptions,
     PassTime,
+    basis_of,
     critical_batch,
+    kernels_of,
     mean_pass,
+    operators_of,
     pass_time,
 )
 
@@ -45,6 +50,8 @@ class RoundTime:
         nothing has one row to verify. [s]
     T_d_groups : mapping of str to ndarray
         T_d by group of operators; host time under ``host``. [s]
+    basis : str
+        Where the numbers behind the passes come from.
     cost : ndarray
         (T_d + T_v + T_o) / (T_p + T_h); 1 exactly at k = 0. [-]
     """
@@ -57,53 +64,122 @@ class RoundTime:
     T_h: Floats
     T_o: Floats
     T_d_groups: Mapping[str, Floats] = field(repr=False)
+    basis: str
     cost: Floats
 
 
-def draft_time(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """One kind of pass in a round, and how often it runs; fields broadcast over B, k and L.
+
+    Attributes
+    ----------
+    device : Device
+    architecture : Architecture
+    execution : Execution
+    count : ndarray
+        Passes per round. [-]
+    B, W, L : ndarray
+        Sequences [-], positions per sequence [token], context [token].
+    head_rows, fuse
+        As in `specmodel.costs.pass_operators`.
+    """
+
+    device: Device
+    architecture: Architecture
+    execution: Execution
+    count: Floats
+    B: ArrayLike
+    W: ArrayLike
+    L: ArrayLike
+    head_rows: ArrayLike | None = None
+    fuse: bool = True
+
+    def time(self) -> PassTime:
+        """Return what one of these passes takes."""
+        return pass_time(self.device, self.architecture, execution=self.execution, **self._sizes())
+
+    def operators(self) -> tuple[Kernels, tuple[Operator, ...]]:
+        """Return the operators of one of these passes, and what they take on the device."""
+        kernels = kernels_of(self.device, self.execution)
+        return kernels, operators_of(self.architecture, self.execution, **self._sizes())
+
+    def _sizes(self) -> dict[str, Any]:
+        return {
+            "B": self.B,
+            "W": self.W,
+            "L": self.L,
+            "head_rows": self.head_rows,
+            "fuse": self.fuse,
+        }
+
+
+def plain_run(
+    device: Device, target: Architecture, *, B: ArrayLike, L: ArrayLike, execution: Execution
+) -> Run:
+    """Return the pass of a plain decode step."""
+    one = np.asarray(1.0)
+    return Run(device=device, architecture=target, execution=execution, count=one, B=B, W=1, L=L)
+
+
+def draft_runs(
     device: Device,
     target: Architecture,
     drafter: Drafter,
     *,
     B: ArrayLike,
     k: ArrayLike,
-    L: ArrayLike = 0,
-    execution: Execution | None = None,
-    **options: Unpack[ExecutionOptions],
-) -> dict[str, Floats]:
-    """Return the time of producing k drafts by group of operators; their sum is T_d. [s]
+    L: ArrayLike,
+    execution: Execution,
+) -> tuple[Run, ...]:
+    """Return the passes that produce k drafts.
 
     Parameters
     ----------
     device, target, drafter
     B, k, L : array_like
         Sequences [-], drafts [token], context [token]. Broadcast.
-    execution : Execution, optional
-        Or its fields as keywords.
+    execution : Execution
+        Of the target.
 
     Raises
     ------
     DomainError
-        When an argument is out of range or the drafter cannot be sharded.
+        When an argument is out of range.
     """
-    target_how = Execution.of(execution, options)
-    how = drafter_execution(target_how, drafter)
-    batch = target_how.layout.of_stage(B)  # what a round of one micro-batch drafts for
-    drafts = whole_array(k, "k", unit="token")
-    groups: dict[str, Floats] = {}
-    for one in drafter.passes(target, drafts):
-        time = pass_time(
-            drafter.device or device,
-            one.architecture,
+    how = drafter_execution(execution, drafter)
+    # on one stage or device it drafts for a micro-batch at a time
+    batch = B if drafter.in_stages else execution.layout.of_stage(B)
+    return tuple(
+        Run(
+            device=drafter.device or device,
+            architecture=one.architecture,
+            execution=how if any(one.architecture.moe_layers()) else replace(how, ep=False),
+            count=one.count,
             B=batch,
             W=one.W,
             L=L,
-            execution=how if any(one.architecture.moe_layers()) else replace(how, ep=False),
             head_rows=one.head_rows,
             fuse=one.fuse,
         )
+        for one in drafter.passes(target, k)
+    )
+
+
+def _draft_groups(
+    target: Architecture,
+    drafter: Drafter,
+    runs: tuple[Run, ...],
+    times: Sequence[PassTime],
+    *,
+    batch: Floats,
+    drafts: Floats,
+) -> dict[str, Floats]:
+    """Return T_d by group of operators, with host time and what crosses a link."""
+    groups: dict[str, Floats] = {}
+    for run, time in zip(runs, times, strict=True):
         for group, seconds in time.groups.items():
-            groups[group] = groups.get(group, np.float64(0.0)) + one.count * seconds
+            groups[group] = groups.get(group, np.float64(0.0)) + run.count * seconds
     groups["host"] = np.where(drafts > 0, drafter.host_time, 0.0)
     if drafter.link is not None:  # what was committed goes over, the drafts come back
         size = batch * drafter.message_bytes(target, drafts)
@@ -113,10 +189,14 @@ def draft_time(
 
 
 def drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
-    """Return how the drafter's passes run: its own degree, nothing offloaded, in one stage."""
+    """Return how the drafter's passes run: its own degree, nothing offloaded.
+
+    In a pipeline on its last stage alone, unless it is the target itself.
+    """
     alone = drafter.device is not None
     own = (1 if alone else execution.tp) if drafter.tp is None else drafter.tp
-    return replace(execution, tp=own, pp=1, offload=0.0)
+    pp = execution.pp if drafter.in_stages else 1
+    return replace(execution, tp=own, pp=pp, offload=0.0)
 
 
 def round_time(
@@ -154,14 +234,18 @@ def round_time(
     host = real_array(T_h, "T_h", low=0, unit="s")
     on = drafts > 0
     other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
-    decode = pass_time(device, target, B=B, L=L, execution=how)
-    rows = drafter.rows(drafts)
-    verify = _verification(device, target, drafter.hit_rate, B=B, W=rows, L=L, how=how)
-    groups = draft_time(device, target, drafter, B=B, k=drafts, L=L, execution=how)
+    decode = plain_run(device, target, B=B, L=L, execution=how).time()
+    checks = verify_runs(device, target, drafter, B=B, k=drafts, L=L, execution=how)
+    passes = [run.time() for run in checks]
+    verify = passes[0] if len(passes) == 1 else mean_pass(passes, [run.count for run in checks])
+    runs = draft_runs(device, target, drafter, B=B, k=drafts, L=L, execution=how)
+    times = [run.time() for run in runs]
+    batch = how.layout.of_replica(B)  # a replica has a link of its own
+    groups = _draft_groups(target, drafter, runs, times, batch=batch, drafts=drafts)
     T_d = np.asarray(sum(groups.values()))
     T_v = np.where(on, verify.T, decode.T)
-    if drafter.overlapped:
-        exposed = np.maximum(T_d - T_v, 0.0)
+    exposed = _exposed(drafter, how.layout, B=B, T_d=T_d, T_v=T_v)
+    if exposed is not T_d:
         share = np.where(T_d > 0, exposed / np.where(T_d > 0, T_d, 1.0), 0.0)
         groups = {name: seconds * share for name, seconds in groups.items()}
         T_d = exposed
@@ -175,41 +259,58 @@ def round_time(
         T_h=host,
         T_o=other,
         T_d_groups=groups,
+        basis=basis_of([decode, verify, *times]),
         cost=cost,
     )
 
 
-def _verification(
+def _exposed(drafter: Drafter, layout: Layout, *, B: ArrayLike, T_d: Floats, T_v: Floats) -> Floats:
+    r"""Return what drafting adds to a round.
+
+    In a pipeline with m micro-batches on their way, a drafter that sits on the last stage drafts
+    for one after the other while the stages before it wait. The cycle is the longer of one
+    micro-batch's way and the last stage's work, :math:`m (T_v / pp + T_d)`; for a device of its
+    own, of the way and :math:`m T_d`.
+    """
+    if layout.pp > 1 and not drafter.in_stages:
+        m = layout.micro_batches(B)
+        own = 0.0 if drafter.device is not None else m / layout.pp
+        T_d = np.maximum(T_d, m * T_d - (1.0 - own) * T_v)
+    return np.maximum(T_d - T_v, 0.0) if drafter.overlapped else T_d
+
+
+def verify_runs(
     device: Device,
     target: Architecture,
-    hit: float,
+    drafter: Drafter,
     *,
     B: ArrayLike,
-    W: Floats,
+    k: ArrayLike,
     L: ArrayLike,
-    how: Execution,
-) -> PassTime:
-    """Return the verification pass, the mean one where sequences only sometimes have drafts.
+    execution: Execution,
+) -> tuple[Run, ...]:
+    """Return the verification pass; several with their shares where drafts are not always found.
 
     Of B sequences a binomial number n have drafts, so that a pass verifies B + n (W - 1) rows.
     The mean is taken at two values of n that reproduce the first three moments (Gauss
     quadrature), which is exact for one sequence: n = 0 and n = 1.
     """
-    if hit == 1:
-        return pass_time(device, target, B=B, W=W, L=L, execution=how)
-    batch = real_array(B, "batch", low=0)
-    if hit == 0:
-        return pass_time(device, target, B=batch, W=np.ones_like(W), L=L, execution=how)
+    batch, W, hit = real_array(B, "batch", low=0), drafter.rows(k), drafter.hit_rate
+
+    def run(width: Floats, share: Floats) -> Run:
+        return Run(
+            device=device, architecture=target, execution=execution, count=share, B=B, W=width, L=L
+        )
+
+    if hit in (0.0, 1.0):
+        return (run(W if hit else np.ones_like(W), np.asarray(1.0)),)
     root = np.sqrt((1 - 2 * hit) ** 2 + 4 * batch * hit * (1 - hit))
-    passes, shares = [], []
+    runs = []
     for sign in (-1.0, 1.0):
         n = batch * hit + (1 - 2 * hit + sign * root) / 2
-        share_drafted = np.clip(n / np.maximum(batch, 1e-300), 0.0, 1.0)  # rounding only
-        passes.append(
-            pass_time(device, target, B=batch, W=1 + (W - 1) * share_drafted, L=L, execution=how)
-        )
-        shares.append((1 - sign * (1 - 2 * hit) / root) / 2)
-    return mean_pass(passes, shares)
+        drafted = np.clip(n / np.maximum(batch, 1e-300), 0.0, 1.0)  # rounding only
+        runs.append(run(1 + (W - 1) * drafted, (1 - sign * (1 - 2 * hit) / root) / 2))
+    return tuple(runs)
 
 
 def mean_width(drafter: Drafter, k: ArrayLike) -> Floats:
@@ -403,13 +504,15 @@ __all__ = [
     "context_where_infinite",
     "context_where_kv_passes_weights",
     "critical_batch",
-    "draft_time",
+    "draft_runs",
     "draft_time_break_even",
     "drafter_execution",
     "mean_width",
     "padding_loss",
+    "plain_run",
     "regime",
     "round_time",
     "speedup",
     "tokens_per_round",
+    "verify_runs",
 ]

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class Table:
         Table, checksum, and what a sidecar says of the run.
     failures : tuple of str
         Cases that could not run, as the table says.
+    models : mapping of str to mapping
+        Shapes of the decoders of its passes, from a sidecar.
     """
 
     texts: Mapping[str, NDArray[np.str_]]
@@ -79,18 +81,18 @@ class Table:
     lines: NDArray[np.intp]
     source: Mapping[str, str] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.lines.size
 
     def where(self, keep: NDArray[np.bool_]) -> Table:
         """Return some of the rows."""
-        return Table(
+        return replace(
+            self,
             texts={key: column[keep] for key, column in self.texts.items()},
             numbers={key: column[keep] for key, column in self.numbers.items()},
             lines=self.lines[keep],
-            source=self.source,
-            failures=self.failures,
         )
 
     def of(self, operator: str) -> Table:
@@ -98,7 +100,7 @@ class Table:
         return self.where(self.texts["operator"] == operator)
 
     def formats(self, operator: str) -> tuple[str, ...]:
-        """Return what an operator's fits are divided by: formats, KV formats or modes."""
+        """Return what an operator's fits are divided by: formats, KV formats, modes, kernels."""
         keys = self._keys(operator)[self.texts["operator"] == operator]
         return tuple(sorted(map(str, np.unique(keys))))
 
@@ -114,7 +116,7 @@ class Table:
         if operator == "launch":
             replay = self.texts["kernel"] == "graph replay"
             return np.where(replay, "replay", self.texts["mode"])
-        return self.texts["dtype"]
+        return self.texts["kernel" if operator == "elementwise" else "dtype"]
 
 
 def read_table(path: str | Path, *, device: Device | None = None) -> Table:
@@ -162,13 +164,14 @@ def read_table(path: str | Path, *, device: Device | None = None) -> Table:
                 kept.append(line)
     if not rows:
         raise FitError(f"{path}: no timed row")
-    sidecar = _sidecar(path.with_suffix(".json"))
+    sidecar, models = _sidecar(path.with_suffix(".json"))
     table = Table(
         texts={key: np.array([row[key] for row in rows], dtype=np.str_) for key in TEXTS},
         numbers={key: np.array([row[key] for row in rows]) for key in NUMBERS},
         lines=np.array(kept, dtype=np.intp),
         source={"table": path.name, "sha256": hashlib.sha256(raw).hexdigest(), **sidecar},
         failures=tuple(failures),
+        models=models,
     )
     _check_duplicates(table, str(path))
     _check_device(table, str(path), device)
@@ -229,10 +232,10 @@ def _number(name: str, text: str, where: str) -> float:
     return value
 
 
-def _sidecar(path: Path) -> dict[str, str]:
-    """Return what a sidecar says of the run, where there is one."""
+def _sidecar(path: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Return what a sidecar says of the run and of its decoders, where there is one."""
     if not path.is_file():
-        return {}
+        return {}, {}
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -243,7 +246,10 @@ def _sidecar(path: Path) -> dict[str, str]:
     found = {key: str(record[key]) for key in wanted if record.get(key) is not None}
     if "torch" in found:
         found = {"engine": f"torch {found.pop('torch')}", **found}
-    return found
+    models = record.get("models", {})
+    if not isinstance(models, dict) or not all(isinstance(x, dict) for x in models.values()):
+        raise FitError(f"{path}: models: must be a mapping of shapes")
+    return found, models
 
 
 def _check_duplicates(table: Table, where: str) -> None:

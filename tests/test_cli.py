@@ -464,5 +464,3 @@ def test_a_shown_device_can_be_edited_and_given_back(run: Run, tmp_path: Path) -
     shipped = run.json("predict", "--gpu", "h100", "--batch", "8")
     assert mine["inputs"]["gpu"] == "mine"
     assert mine["points"] == shipped["points"]
-    status, _, err = run("show", "llama-3.1-8b", "--format", "yaml")
-    assert (status, "yaml is for devices" in err) == (2, True)

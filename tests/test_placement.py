@@ -12,6 +12,7 @@ import specmodel as sm
 from specmodel.cli import main
 from specmodel.hardware import Link
 from specmodel.memory import memory
+from specmodel.report import Setup
 from specmodel.speculation import context_where_kv_passes_weights, round_time
 
 H100, L40S = sm.load_device("h100"), sm.load_device("l40s")
@@ -134,3 +135,24 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_cost_and_energy_count_the_devices_that_are_in_use() -> None:
+    """Plain decoding does not need the draft device; the drafter's has its own power and price."""
+    l40s = sm.load_device("l40s")
+    drafter = sm.DraftModel(SMALL, device=l40s, link=Link(5e-6, 5e10), tp=2)
+    fields = {"price": 2.0, "draft_price": 0.5, "execution": sm.Execution(tp=4)}
+    setup = Setup(
+        device=H100,
+        target=LLAMA,
+        drafter=drafter,
+        acceptance=sm.Geometric(0.7),
+        batches=(8,),
+        contexts=(1024,),
+        **fields,  # type: ignore[arg-type]
+    )
+    second = 1e6 / 3600  # of one device at one token a second
+    assert setup.cost_per_million_tokens(1.0, drafting=False) == pytest.approx(4 * 2 * second)
+    assert setup.cost_per_million_tokens(1.0, drafting=True) == pytest.approx(9 * second)
+    assert setup.joules_per_token(1.0, drafting=False) == 4 * 700
+    assert setup.joules_per_token(1.0, drafting=True) == 4 * 700 + 2 * 350

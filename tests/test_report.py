@@ -161,10 +161,11 @@ def test_mtp_block_is_kept_in_the_targets_format() -> None:
 
 
 def test_expert_activations_are_counted() -> None:
-    experts = [op for op in pass_operators(MOE, B=16, W=2) if op.kind == "experts"]
+    """Gate and up, activation, down, combine: what each reads and writes a routed row."""
+    (experts,) = (op for op in pass_operators(MOE, B=16, W=2) if op.kind == "experts")
     pairs = 16 * 2 * 8
-    moved = sorted(float(np.asarray(op.activation_bytes)) for op in experts)
-    assert moved == sorted([pairs * (2048 + 2 * 768) * 2, pairs * (768 + 2048) * 2])
+    elements = (2048 + 2 * 768) + 3 * 768 + (768 + 2048) + 2048
+    assert float(np.asarray(experts.activation_bytes)) == (pairs * elements + 32 * 2048) * 2
 
 
 def test_schedule_ends_where_the_drafter_no_longer_fits() -> None:

@@ -1,6 +1,7 @@
 """Model records, the ``config.json`` reader, draft heads and named models."""
 
-from specmodel.architectures.config import from_dict, read_config
+from specmodel.architectures.compressed import CompressedAttention
+from specmodel.architectures.config import from_dict, is_record, read_config
 from specmodel.architectures.families import NO_DTYPE
 from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
 from specmodel.architectures.parts import (
@@ -13,12 +14,14 @@ from specmodel.architectures.parts import (
 )
 from specmodel.architectures.presets import load_model, model_names
 from specmodel.architectures.records import Architecture, Fusion, Layer
+from specmodel.architectures.serialise import from_json, from_yaml, to_json, to_yaml
 
 __all__ = [
     "MLP",
     "NO_DTYPE",
     "Architecture",
     "Attention",
+    "CompressedAttention",
     "Fusion",
     "LatentAttention",
     "Layer",
@@ -28,8 +31,13 @@ __all__ = [
     "eagle3_head",
     "eagle_head",
     "from_dict",
+    "from_json",
+    "from_yaml",
+    "is_record",
     "load_model",
     "model_names",
     "mtp_head",
     "read_config",
+    "to_json",
+    "to_yaml",
 ]

@@ -10,15 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specmodel.architectures.families import FAMILIES, Family, common, dflash, eagle3
+from specmodel.architectures.draft_configs import DRAFTS
+from specmodel.architectures.encoder_decoder import t5
+from specmodel.architectures.families import FAMILIES, Family, common
 from specmodel.architectures.hybrids import HYBRIDS
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.quantisation import from_hf_quant_config, with_quantisation
 from specmodel.architectures.records import Architecture
+from specmodel.architectures.serialise import MARK, from_record, from_yaml, no_duplicates
+from specmodel.architectures.sparse import SPARSE
 from specmodel.errors import ArchitectureError, did_you_mean
 
 _MOST_BYTES = 64 * 2**20
-_READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS}
+_READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS, **SPARSE, "t5": t5}
 _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
 )
@@ -43,7 +47,7 @@ _CAUSAL = re.compile(r".*(ForCausalLM|ForConditionalGeneration|LMHeadModel)")
 
 
 def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Architecture:
-    """Read a ``config.json``, or the one in a directory.
+    """Read a ``config.json``, the one in a directory, or a model's record in JSON.
 
     Parameters
     ----------
@@ -63,6 +67,8 @@ def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Arc
     if file.is_dir():
         file = file / "config.json"
     values = _load(file)
+    if MARK in values:
+        return from_record(values, where=str(path))
     if name is None:
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
     beside = file.with_name("hf_quant_config.json")
@@ -130,10 +136,9 @@ def _family(keys: Keys) -> Family:
     classes = keys.raw("architectures", None) or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
         raise keys.error("architectures", f"must be a list of class names; got {classes!r}")
-    if "LlamaForCausalLMEagle3" in classes:
-        return eagle3
-    if "DFlashDraftModel" in classes:
-        return dflash
+    for name in classes:
+        if name in DRAFTS:
+            return DRAFTS[name]
     model_type = keys.text("model_type")
     if model_type not in _READERS:
         hint = did_you_mean(model_type, _READERS)
@@ -164,27 +169,40 @@ def _text_part(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -
     return values
 
 
-def _load(file: Path) -> dict[str, Any]:
+def read_record(path: str | os.PathLike[str]) -> Architecture:
+    """Read a model's record in YAML.
+
+    Raises
+    ------
+    ArchitectureError
+        Naming the file and the missing, unknown or impossible key.
+    """
+    return from_yaml(_text(Path(path)), where=str(path))
+
+
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Return whether a readable file says that it is a model's record."""
+    file = Path(path)
+    return file.is_file() and MARK in _text(file)
+
+
+def _text(file: Path) -> str:
     try:
         if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
             raise ArchitectureError(f"{file}: not a file of at most {_MOST_BYTES:,} bytes")
-        text = file.read_text(encoding="utf-8")
-        values = json.loads(text, object_pairs_hook=_no_duplicates)
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ArchitectureError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ArchitectureError(f"{file}: cannot be read: {error}") from None
+
+
+def _load(file: Path) -> dict[str, Any]:
+    text = _text(file)
+    try:
+        values = json.loads(text, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ArchitectureError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ArchitectureError(f"{file}: must hold a JSON object; got {type(values).__name__}")
-    return values
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
     return values

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from specmodel.architectures.heads import eagle3_record
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention, LatentAttention, MoE
-from specmodel.architectures.records import Architecture, Fusion, Layer
+from specmodel.architectures.records import Architecture, Layer
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import DomainError
 
@@ -33,7 +32,9 @@ def common(keys: Keys, name: str, where: str) -> dict[str, Any]:
         "name": name,
         "source": where,
         "model_type": keys.text("model_type"),
-        "hidden_size": keys.whole("hidden_size"),
+        "hidden_size": keys.whole(
+            "d_model" if keys.values["model_type"] == "t5" else "hidden_size"
+        ),
         "vocab_size": vocab,
         "dense_width": keys.whole_or_none("intermediate_size", None),
         "head_vocab_size": vocab,
@@ -207,7 +208,8 @@ def qwen_windows(keys: Keys, layers: int) -> list[int | None]:
     return [window if i >= first else None for i in range(layers)]
 
 
-def _qwen_dense(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Architecture:
+def qwen_dense(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Architecture:
+    """Return Qwen's dense layers, their attention with the fields given."""
     check_activation(keys, "hidden_act")
     mlp = MLP(width=keys.whole("intermediate_size"))
     base = attention(keys, fields, **kwargs)
@@ -219,20 +221,20 @@ def _qwen_dense(keys: Keys, fields: dict[str, Any], **kwargs: Any) -> Architectu
 
 def qwen2(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """Qwen2 and Qwen2.5."""
-    return _qwen_dense(keys, fields, qkv_bias=True)
+    return qwen_dense(keys, fields, qkv_bias=True)
 
 
 def qwen3(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """Qwen3."""
     bias = bias_flag(keys)
-    return _qwen_dense(keys, fields, qk_norm="head", qkv_bias=bias, output_bias=bias)
+    return qwen_dense(keys, fields, qk_norm="head", qkv_bias=bias, output_bias=bias)
 
 
 def mimo(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """MiMo: as Qwen2, with MTP blocks."""
     keys.raw("use_mrope", None)
     mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
-    return replace(_qwen_dense(keys, fields, qkv_bias=bias_flag(keys)), mtp_layers=mtp)
+    return replace(qwen_dense(keys, fields, qkv_bias=bias_flag(keys)), mtp_layers=mtp)
 
 
 def _gemma(
@@ -448,8 +450,8 @@ def qwen3_moe(keys: Keys, fields: dict[str, Any]) -> Architecture:
     return _qwen_moe(keys, fields, moe, base)
 
 
-def _sparse_layers(keys: Keys, count: int) -> list[bool]:
-    """Return which layers are sparse: ``moe_layer_freq`` is a list, or a period after the first."""
+def sparse_layers(keys: Keys, count: int) -> list[bool]:
+    """Return which layers have experts: ``moe_layer_freq``, a list or a period after the first."""
     pattern = keys.raw("moe_layer_freq", 1)
     if isinstance(pattern, list):
         keys.raw("first_k_dense_replace", None)
@@ -460,7 +462,8 @@ def _sparse_layers(keys: Keys, count: int) -> list[bool]:
     return [i >= first and i % step == 0 for i in range(count)]
 
 
-def _deepseek_moe(keys: Keys, **kwargs: Any) -> MoE:
+def deepseek_moe(keys: Keys, **kwargs: Any) -> MoE:
+    """Return DeepSeek's mixture, its shared experts as one."""
     width = keys.whole("moe_intermediate_size")
     shared = keys.whole_or_none("n_shared_experts", low=0) or 0
     return routed(
@@ -496,10 +499,10 @@ def deepseek(keys: Keys, fields: dict[str, Any]) -> Architecture:
         bias=bias_flag(keys),
         **index,
     )
-    moe, dense = _deepseek_moe(keys), MLP(width=keys.whole("intermediate_size"))
+    moe, dense = deepseek_moe(keys), MLP(width=keys.whole("intermediate_size"))
     layers = (
         Layer(mixer=mixer, mlp=moe if sparse else dense)
-        for sparse in _sparse_layers(keys, depth(keys))
+        for sparse in sparse_layers(keys, depth(keys))
     )
     mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
     return Architecture(**fields, layers=runs(layers), mtp_layers=mtp)
@@ -595,63 +598,12 @@ def mimo_v2(keys: Keys, fields: dict[str, Any]) -> Architecture:
     )
     if bias_flag(keys):
         raise keys.error("attention_bias", "must be false")
-    moe, dense = _deepseek_moe(keys), MLP(width=keys.whole("intermediate_size"))
+    moe, dense = deepseek_moe(keys), MLP(width=keys.whole("intermediate_size"))
     layers = (
         Layer(mixer=local if slides else full, mlp=moe if sparse else dense)
-        for slides, sparse in zip(pattern, _sparse_layers(keys, count), strict=True)
+        for slides, sparse in zip(pattern, sparse_layers(keys, count), strict=True)
     )
     return Architecture(**fields, layers=runs(layers))
-
-
-# -- draft heads ---------------------------------------------------------------------------------
-
-
-def eagle3(keys: Keys, fields: dict[str, Any]) -> Architecture:
-    """An EAGLE-3 head, in the layout that SpecForge trains and vLLM and SGLang serve."""
-    check_activation(keys, "hidden_act")
-    for key in ("num_experts", "decoder_sparse_step", "moe_intermediate_size",
-                "target_model_type"):  # fmt: skip
-        keys.raw(key, None)  # of the target
-    config = keys.raw("eagle_config", None)
-    fed = config.get("eagle_aux_hidden_state_layer_ids") if isinstance(config, dict) else None
-    if fed is not None and not (isinstance(fed, list) and len(fed) == 3):
-        raise keys.error("eagle_config", f"must name three layers that feed it; got {fed!r}")
-    layers = depth(keys)
-    bias = bias_flag(keys)
-    window = qwen_windows(keys, layers)[0]
-    base = attention(keys, fields, qkv_bias=bias, output_bias=bias, window=window)
-    target_hidden = keys.whole("target_hidden_size", fields["hidden_size"])
-    vocab = fields["vocab_size"]
-    fields["head_vocab_size"] = keys.whole("draft_vocab_size", vocab, high=vocab)
-    return eagle3_record(
-        fields,
-        base,
-        MLP(width=keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False)),
-        target_hidden=target_hidden,
-        layers=layers,
-    )
-
-
-def dflash(keys: Keys, fields: dict[str, Any]) -> Architecture:
-    """A DFlash head: layers of Qwen3's form over the fused features of some target layers."""
-    check_activation(keys, "hidden_act")
-    block = keys.whole("block_size", low=2)
-    deepest = keys.whole("num_target_layers")
-    config = keys.raw("dflash_config")
-    if not isinstance(config, dict):
-        raise keys.error("dflash_config", f"must be an object; got {config!r}")
-    features = Keys(config, f"{keys.where}: dflash_config").whole_list("target_layer_ids")
-    if not features or len(set(features)) < len(features) or max(features) > deepest:
-        raise keys.error("dflash_config", f"must list target_layer_ids up to {deepest}, each once")
-    head = _qwen_dense(keys, fields, qk_norm="head")
-    return replace(
-        head,
-        head_kind="dflash",
-        block_size=block,
-        fusion=Fusion(inputs=len(features) * fields["hidden_size"], norms=1),
-        own_embedding=False,
-        own_head=False,
-    )
 
 
 FAMILIES: dict[str, Family] = {

@@ -1,4 +1,4 @@
-"""Draft heads that sit on a target: EAGLE, EAGLE-3 and MTP (NextN); DFlash is read from its file.
+"""Draft heads that sit on a target: EAGLE, EAGLE-3 and MTP (NextN), derived from it.
 
 Each is an `Architecture` of its own, so that a draft pass is costed like any other pass.
 The layer shapes follow the public implementations: EAGLE in SafeAILab/EAGLE
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specmodel.architectures.parts import MLP, Attention
+from specmodel.architectures.parts import MLP, Attention, MoE
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.errors import ArchitectureError
 
@@ -76,16 +76,17 @@ def eagle3_head(target: Architecture, *, draft_vocab: int = EAGLE3_DRAFT_VOCAB) 
 def eagle3_record(
     common: Mapping[str, Any],
     attention: Attention,
-    mlp: MLP,
+    mlp: MLP | MoE,
     *,
     target_hidden: int,
     layers: int = 1,
+    **fusion: Any,
 ) -> Architecture:
     """Return an EAGLE-3 head.
 
     The first layer's queries, keys and values see the token embedding and the fused feature
     side by side (2H); three target features are fused (3H to H) once per round, in the first
-    draft pass.
+    draft pass. Other fields of `fusion` are as given.
     """
     wide = replace(attention, input_width=2 * common["hidden_size"])
     first = Layer(mixer=wide, mlp=mlp, norms=3)
@@ -94,7 +95,7 @@ def eagle3_record(
         **common,
         layers=((first, 1),) if layers == 1 else ((first, 1), (rest, layers - 1)),
         head_kind="eagle3",
-        fusion=Fusion(inputs=3 * target_hidden, every_pass=False),
+        fusion=Fusion(inputs=3 * target_hidden, every_pass=False, **fusion),
         own_embedding=False,
     )
 
@@ -118,10 +119,11 @@ def mtp_head(target: Architecture) -> Architecture:
     return _head(
         target,
         "MTP",
-        layers=((target.layers[-1][0], 1),),
+        layers=((target.mtp_layer or target.layers[-1][0], 1),),
         fusion=Fusion(inputs=2 * target.hidden_size, norms=2),
         own_head=False,
         quantisation=target.quantisation if target.mtp_quantised else None,
+        expert_quantisation=target.expert_quantisation if target.mtp_quantised else None,
     )
 
 
@@ -136,9 +138,12 @@ def _head(target: Architecture, kind: str, **fields: Any) -> Architecture:
             "own_embedding": False,
             "tied_embeddings": False,
             "quantisation": None,
+            "expert_quantisation": None,
             "position_params": 0,
+            "encoder_params": 0,
             "norm_size": 1,
             "mtp_layers": 0,
+            "mtp_layer": None,
             **fields,
         },
     )
@@ -149,7 +154,7 @@ def _dense_parts(target: Architecture, kind: str) -> tuple[Attention, MLP]:
     attention = next(
         (x.mixer for x, _ in reversed(target.layers) if isinstance(x.mixer, Attention)), None
     )
-    if attention is None:
+    if attention is None or attention.cross:
         kinds = ", ".join(target.layers_by_kind())
         raise ArchitectureError(
             f"an {kind} head cannot be derived from {target.name} ({kinds}): give the head's own "

@@ -114,6 +114,5 @@ class Keys:
                 continue  # as good as absent
             if not (key in self._read or key in WITHOUT_EFFECT or _WITHOUT_EFFECT.fullmatch(key)):
                 kind = self.values.get("model_type")
-                raise self.error(
-                    key, f"unknown key for model_type {kind!r}: its effect on cost is not known"
-                )
+                of = "" if kind is None else f" for model_type {kind!r}"
+                raise self.error(key, f"unknown key{of}: its effect on cost is not known")

@@ -66,6 +66,12 @@ class Attention:
     input_width : int or None
         Width that queries, keys and values are projected from, when not the hidden size
         (EAGLE-3: twice it).
+    index_heads, index_dim, index_topk
+        With an indexer (MiniMax-M3) as in `LatentAttention`, each of whose heads selects for one
+        head of keys and values: tokens in whole blocks.
+    cross : bool
+        The layer attends to an encoder's output as well (T5), with a query and an output
+        projection of its own. A token of the context is kept and read by one of the two.
     """
 
     heads: int
@@ -81,6 +87,10 @@ class Attention:
     output_gate: bool = False
     shared_kv: bool = False
     input_width: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
+    index_topk: int | None = None
+    cross: bool = False
 
     state_elements: ClassVar[int] = 0
 
@@ -94,6 +104,10 @@ class Attention:
     def kind(self) -> str:
         """The usual name of the variant."""
         name = {self.heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
+        if self.cross:
+            return f"{name} and cross-attention"
+        if self.index_topk:
+            return f"{name}, best {self.index_topk}"
         if self.window:
             return f"{name}, window {self.window}"
         return f"{name}, chunks of {self.chunk}" if self.chunk else name
@@ -109,19 +123,29 @@ class Attention:
         return self.kv_heads * (self.head_dim + (0 if self.shared_kv else self.value_dim))
 
     @property
+    def reductions(self) -> int:
+        """All-reduces that tensor parallelism needs."""
+        return 2 if self.cross else 1
+
+    def kept(self) -> dict[int | None, int]:
+        """Return the cached elements per token by the window that caps them."""
+        return {self.window: self.kv_elements}
+
+    @property
     def norm_params(self) -> int:
-        """Parameters besides matrices: norms on queries and keys, sinks."""
+        """Parameters besides matrices: norms on queries and keys (of an indexer too), sinks."""
         norms = {
             None: 0,
             "head": 2 * self.head_dim,
             "full": (self.heads + self.kv_heads) * self.head_dim,
         }[self.qk_norm]
-        return norms + (self.heads if self.sinks else 0)
+        return norms + 2 * self.index_dim + (self.heads if self.sinks else 0)
 
     @property
     def normed_elements(self) -> int:
         """Elements per row that norms inside the attention go over."""
-        return (self.heads + self.kv_heads) * self.head_dim if self.qk_norm else 0
+        own = (self.heads + self.kv_heads) * self.head_dim if self.qk_norm else 0
+        return own + (self.index_heads + 1) * self.index_dim
 
     @property
     def flops_per_pair(self) -> int:
@@ -158,15 +182,35 @@ class Attention:
             bias=hidden if self.output_bias else 0,
             role="attention output",
         )
+        if self.cross:
+            yield Linear(name="cross q", inputs=hidden, outputs=self.query_width, role="attention")
+            yield Linear(
+                name="cross output",
+                inputs=self.output_width,
+                outputs=hidden,
+                role="attention output",
+            )
+        if self.index_heads:
+            yield Linear(
+                name="index q and k",
+                inputs=hidden,
+                outputs=(self.index_heads + 1) * self.index_dim,
+                role="attention",
+            )
 
     def shard(self, tp: int) -> Attention:
         """Return one rank's share under tensor parallelism; KV heads replicate past their count."""
-        _divide(self.heads, tp, "attention heads")
+        divide(self.heads, tp, "attention heads")
         if self.kv_heads % tp and tp % self.kv_heads:
             raise DomainError(
                 f"tp must divide the {self.kv_heads} KV heads or be a multiple of them; got {tp}"
             )
-        return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp))
+        return replace(
+            self,
+            heads=self.heads // tp,
+            kv_heads=max(1, self.kv_heads // tp),
+            index_heads=self.index_heads and max(1, self.index_heads // tp),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,18 +236,20 @@ class LatentAttention:
     index_dim: int = 0
     index_topk: int | None = None
 
+    window: ClassVar[None] = None
     chunk: ClassVar[None] = None
+    cross: ClassVar[bool] = False
     state_elements: ClassVar[int] = 0
+    reductions: ClassVar[int] = 1
 
     @property
     def kind(self) -> str:
         """The usual name of the variant."""
         return f"MLA, best {self.index_topk}" if self.index_topk else "MLA"
 
-    @property
-    def window(self) -> int | None:
-        """Tokens that attention reads; all of them are kept. [token]"""
-        return self.index_topk
+    def kept(self) -> dict[int | None, int]:
+        """Return the cached elements per token by the window that caps them: all are kept."""
+        return {None: self.kv_elements}
 
     @property
     def kv_elements(self) -> int:
@@ -286,7 +332,7 @@ class LatentAttention:
 
     def shard(self, tp: int) -> LatentAttention:
         """Return one rank's share: heads are split, latent cache and indexer are replicated."""
-        _divide(self.heads, tp, "attention heads")
+        divide(self.heads, tp, "attention heads")
         return replace(self, heads=self.heads // tp)
 
 
@@ -331,6 +377,10 @@ class Recurrent:
     kv_elements: ClassVar[int] = 0
     flops_per_pair: ClassVar[int] = 0
     normed_elements: ClassVar[int] = 0
+
+    def kept(self) -> dict[int | None, int]:
+        """Return no cached elements: the state does not grow."""
+        return {}
 
     @property
     def kind(self) -> str:
@@ -381,7 +431,7 @@ class Recurrent:
         """Return one rank's share: heads are split with their projections."""
         if tp == 1:
             return self
-        _divide(self.heads, tp, "state heads")
+        divide(self.heads, tp, "state heads")
         return replace(
             self,
             matrices=tuple(_split(m, tp) for m in self.matrices),
@@ -420,7 +470,7 @@ class MLP:
 
     def shard(self, tp: int, expert_ranks: int | None = None) -> MLP:
         """Return one rank's share; there are no experts to spread."""
-        return replace(self, width=_divide(self.width, tp, "feed-forward width"))
+        return replace(self, width=divide(self.width, tp, "feed-forward width"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,22 +551,22 @@ class MoE:
 
     def shard(self, tp: int, expert_ranks: int | None = None) -> MoE:
         """Return one rank's share: every expert's width is split, or whole experts are spread."""
-        shared = _divide(self.shared_width, tp, "shared expert width")
+        shared = divide(self.shared_width, tp, "shared expert width")
         if expert_ranks is not None:
-            _divide(self.experts, expert_ranks, "experts", flag="tp x dp")
+            divide(self.experts, expert_ranks, "experts", flag="tp x dp")
             return replace(self, shared_width=shared, ranks=expert_ranks)
-        width = _divide(self.width, tp, "expert width")
+        width = divide(self.width, tp, "expert width")
         return replace(self, width=width, shared_width=shared)
 
 
-Mixer = Attention | LatentAttention | Recurrent
 FeedForward = MLP | MoE
 
 
 _MOST_RANKS = 64  # that an error message suggests
 
 
-def _divide(width: int, tp: int, what: str, flag: str = "tp") -> int:
+def divide(width: int, tp: int, what: str, flag: str = "tp") -> int:
+    """Return one rank's share of a width, or raise naming the degrees that would divide it."""
     if width % tp:
         would = [str(n) for n in range(2, min(width, _MOST_RANKS) + 1) if width % n == 0]
         near = ", ".join(would) or "none"

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from specmodel.architectures.config import from_dict, read_config
+from specmodel.architectures.config import from_dict, read_config, read_record
 from specmodel.architectures.records import Architecture
 from specmodel.errors import ArchitectureError, UnknownNameError, did_you_mean
 
@@ -33,7 +33,8 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
     ----------
     model : str or path
         A name from `model_names` (case, an organisation in front and ``-Instruct`` do not
-        matter), a ``config.json``, or a directory that holds one.
+        matter), a ``config.json``, a directory that holds one, or a model's record in JSON or
+        YAML.
 
     Raises
     ------
@@ -49,6 +50,8 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
         return model
     text = os.fspath(model)
     path = Path(text)
+    if text.endswith((".yaml", ".yml")):
+        return read_record(text)
     if text.endswith(".json") or path.is_file() or (path / "config.json").is_file():
         return read_config(text)
     if path.is_dir() and len(path.parts) > 1:
@@ -68,5 +71,7 @@ def _preset(name: str) -> Architecture:
 
 def _normalise(text: str) -> str:
     name = text.strip().lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
+    if name in model_names():  # t5-base is a size
+        return name
     name = _SUFFIXES.sub("", name.removeprefix("meta-"))
     return re.sub(r"^llama-?(\d)", r"llama-\1", name)

@@ -47,9 +47,33 @@ def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
     excluded = [*_names(quant, "modules_to_not_convert"), *_names(quant, "ignore"),
                 *_names(quant, "exclude_modules")]  # fmt: skip
     kv = _kv_dtype(quant)
+    for source in (keys, quant):
+        source.raw("expert_dtype", None)
     quant.refuse_unread()
     result = replace(architecture, quantisation=quantisation, kv_dtype=kv or architecture.kv_dtype)
-    return exclude(result, excluded, partial(quant.error, "excluded modules"))
+    result = exclude(result, excluded, partial(quant.error, "excluded modules"))
+    return _with_experts(result, keys, quant)
+
+
+def _with_experts(model: Architecture, keys: Keys, quant: Keys) -> Architecture:
+    """Return the model with its routed experts in ``expert_dtype``, where the file states one.
+
+    ``fp4`` has an 8-bit scale for each 32 weights (vLLM, ``models/deepseek_v4/amd/mtp.py``:
+    they run as MXFP4; read 2026-11-29).
+    """
+    stated = keys.values.get("expert_dtype") or quant.values.get("expert_dtype")
+    main = model.quantisation
+    if stated is None or main is None or stated == main.dtype:
+        return model
+    if stated != "fp4":
+        raise keys.error("expert_dtype", f"must be fp4 or {main.dtype}; got {stated!r}")
+    if "experts" not in main.roles:
+        raise keys.error("expert_dtype", "contradicts the excluded modules")
+    return replace(
+        model,
+        quantisation=replace(main, roles=main.roles - {"experts"}),
+        expert_quantisation=replace(default_quantisation("mxfp4"), roles=frozenset({"experts"})),
+    )
 
 
 def from_hf_quant_config(keys: Keys) -> dict[str, Any]:

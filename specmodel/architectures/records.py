@@ -7,18 +7,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.architectures.compressed import CompressedAttention
 from specmodel.architectures.parts import (
     Attention,
     FeedForward,
     LatentAttention,
     Linear,
-    Mixer,
     MoE,
     Recurrent,
     Role,
 )
 from specmodel.dtypes import BYTES, Quantisation, default_quantisation
 from specmodel.errors import DomainError
+
+Mixer = Attention | LatentAttention | CompressedAttention | Recurrent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class Layer:
     unquantised: frozenset[str] = frozenset()
 
     @property
-    def attention(self) -> Attention | LatentAttention | None:
+    def attention(self) -> Attention | LatentAttention | CompressedAttention | None:
         """The mixer, where it is attention."""
         return None if isinstance(self.mixer, Recurrent) else self.mixer
 
@@ -72,13 +77,19 @@ class Fusion:
     """The matrix in front of a draft head that merges its inputs into one hidden vector.
 
     `every_pass`: applied by each draft pass (EAGLE, MTP: token embedding and feature), or
-    only to the target's features in the first one (EAGLE-3).
+    only to the target's features in the first one (EAGLE-3). `norms` are of the hidden size,
+    `input_norms` go over all its inputs together or part by part (EAGLE-3.1).
     """
 
     inputs: int
     bias: bool = False
     every_pass: bool = True
     norms: int = 0
+    input_norms: int = 0
+
+    def norm_params(self, hidden: int) -> int:
+        """Return the parameters of its norms."""
+        return self.norms * hidden + self.input_norms * self.inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +122,8 @@ class Architecture:
     position_params : int
         Learnt position embeddings.
     head_kind : str or None
-        ``eagle``, ``eagle3``, ``mtp``, ``dflash`` or ``medusa`` for a draft head, None for a
-        whole model.
+        ``eagle``, ``eagle3``, ``peagle``, ``mtp``, ``dflash``, ``dspark`` or ``medusa`` for a
+        draft head, None for a whole model.
     fusion : Fusion or None
         Input fusion of a draft head.
     own_embedding, own_head : bool
@@ -123,8 +134,17 @@ class Architecture:
         Multi-token-prediction blocks that the checkpoint carries, not counted as parameters.
     mtp_quantised : bool
         Whether those blocks are quantised as the layers are.
+    mtp_layer : Layer or None
+        Their layer where it is not like the model's last.
     block_size : int or None
         Positions that a block-diffusion head fills at most, the last committed token included.
+    bigram_rank : int
+        Rank of the correction of each draft by the one before it (DSpark); 0: there is none.
+    encoder_params : int
+        Parameters in memory that decoding does not read: an encoder, with the projections of its
+        output to keys and values. Kept in `dtype`.
+    expert_quantisation : Quantisation or None
+        Of the routed experts, where it is another than the rest's.
     max_positions : int or None
         Longest context the model was made for.
     checkpoint_bytes : int or None
@@ -155,7 +175,11 @@ class Architecture:
     final_norm: bool = True
     mtp_layers: int = 0
     mtp_quantised: bool = True
+    mtp_layer: Layer | None = None
     block_size: int | None = None
+    bigram_rank: int = 0
+    encoder_params: int = 0
+    expert_quantisation: Quantisation | None = None
     max_positions: int | None = None
     checkpoint_bytes: int | None = None
     notes: tuple[str, ...] = ()
@@ -165,6 +189,13 @@ class Architecture:
     def weight_dtype(self) -> str:
         """Format of the layers' matrices."""
         return self.quantisation.dtype if self.quantisation else self.dtype
+
+    def quantisation_of(self, role: str) -> Quantisation | None:
+        """Return how the matrices of a role are quantised; None: they are not."""
+        for quantisation in (self.expert_quantisation, self.quantisation):
+            if quantisation is not None and role in quantisation.roles:
+                return quantisation
+        return None
 
     @property
     def n_layers(self) -> int:
@@ -210,6 +241,25 @@ class Architecture:
             outputs=self.hidden_size,
             bias=self.hidden_size if self.fusion.bias else 0,
             role="fusion",
+        )
+
+    @property
+    def bigram(self) -> Architecture | None:
+        """The bigram correction as a model of its own: a small embedding and its LM head."""
+        if not self.bigram_rank:
+            return None
+        return replace(
+            self,
+            name=f"bigram correction of {self.name}",
+            hidden_size=self.bigram_rank,
+            layers=(),
+            fusion=None,
+            final_norm=False,
+            own_embedding=True,
+            own_head=True,
+            tied_embeddings=False,
+            quantisation=None,
+            bigram_rank=0,
         )
 
     def moe_layers(self) -> Iterator[tuple[MoE, Role, int]]:
@@ -261,7 +311,8 @@ class Architecture:
     def vector_params(self) -> int:
         """Norm weights, biases (of experts aside) and other vectors."""
         norm = self.norm_size * self.hidden_size
-        total = norm * (int(self.final_norm) + (self.fusion.norms if self.fusion else 0))
+        total = norm * int(self.final_norm)
+        total += self.norm_size * self.fusion.norm_params(self.hidden_size) if self.fusion else 0
         for layer, count in self.layers:
             own = layer.norms * norm + layer.extra_params
             own += layer.mixer.norm_params if layer.mixer is not None else 0
@@ -274,14 +325,16 @@ class Architecture:
         """All parameters held by this model; tied tables once, MTP blocks left out."""
         matrices = sum(n * linear.weights for linear, n in self._linears())
         total = matrices + self.routed_expert_params + self.vector_params + self.position_params
+        total += self.encoder_params + (self.bigram.total_params if self.bigram else 0)
         if self.tied_embeddings or not self.own_head:
             total -= self.lm_head.weights
         return total + (self.embedding_params if self.own_embedding else 0)
 
     @property
     def active_params(self) -> int:
-        """Parameters used for one token, both embedding tables counted."""
-        return self.total_params - self.routed_expert_params + self._experts(active=True)
+        """Parameters that decoding one token uses, both embedding tables counted."""
+        resting = self.routed_expert_params + self.encoder_params
+        return self.total_params - resting + self._experts(active=True)
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -292,18 +345,18 @@ class Architecture:
         """Return the cached elements per token by the window that caps them; None: uncapped."""
         found: Counter[int | None] = Counter()
         for layer, count in self.layers:
-            if isinstance(layer.mixer, Attention):
-                found[layer.mixer.window] += count * layer.mixer.kv_elements
-            elif layer.mixer is not None:
-                found[None] += count * layer.mixer.kv_elements
+            kept = layer.mixer.kept() if layer.mixer is not None else {}
+            for window, elements in kept.items():
+                found[window] += count * elements
         return {window: elements for window, elements in found.items() if elements}
 
     # -- bytes ---------------------------------------------------------------------------
 
     def matrix_bytes(self, inputs: int, outputs: int, role: str) -> float:
         """Return the bytes of one ``inputs x outputs`` matrix with its quantisation scales."""
-        if self.quantisation is not None and role in self.quantisation.roles:
-            return self.quantisation.matrix_bytes(inputs, outputs)
+        quantisation = self.quantisation_of(role)
+        if quantisation is not None:
+            return quantisation.matrix_bytes(inputs, outputs)
         return inputs * outputs * BYTES[self.dtype]
 
     def linear_bytes(self, linear: Linear) -> float:
@@ -329,7 +382,8 @@ class Architecture:
             n * moe.held * sum(self.expert_bytes(moe, role)) for moe, role, n in self.moe_layers()
         )
         biases = sum(n * linear.bias for linear, n in self._linears())
-        total += (self.vector_params - biases + self.position_params) * BYTES[self.dtype]
+        others = self.vector_params - biases + self.position_params + self.encoder_params
+        total += others * BYTES[self.dtype] + (self.bigram.weight_bytes if self.bigram else 0.0)
         if self.tied_embeddings or not self.own_head:
             total -= self.linear_bytes(self.lm_head)
         return total + (self.embedding_params * BYTES[self.dtype] if self.own_embedding else 0.0)
@@ -339,19 +393,22 @@ class Architecture:
         """Bytes that one token adds to the KV cache, index keys of sparse attention aside."""
         return self.kv_elements_per_token * BYTES[self.kv_dtype]
 
-    def kv_bytes(self, context: float) -> float:
+    def kv_bytes(self, context: ArrayLike) -> NDArray[np.float64]:
         """Return the bytes of cache of one sequence: KV within windows, index keys."""
-        each = BYTES[self.kv_dtype]
+        each, context = BYTES[self.kv_dtype], np.asarray(context, dtype=np.float64)
         kept = sum(
-            elements * min(context, window or math.inf)
+            elements * np.minimum(context, window or math.inf)
             for window, elements in self.kv_elements_by_window().items()
         )
-        index = sum(
-            count * layer.mixer.index_dim * context
-            for layer, count in self.layers
-            if isinstance(layer.mixer, LatentAttention)
-        )
-        return each * (kept + index)
+        index = partial = np.asarray(0.0)
+        for layer, count in self.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, CompressedAttention):
+                index = index + count * mixer.index_dim * context / (mixer.ratio or 1)
+                partial = partial + count * mixer.partial_bytes(context)
+            elif isinstance(mixer, Attention | LatentAttention):
+                index = index + count * mixer.index_dim * context
+        return np.asarray(each * (kept + index) + partial)
 
     @property
     def state_bytes(self) -> float:
@@ -386,6 +443,7 @@ class Architecture:
             layers=layers,
             vocab_size=math.ceil(self.vocab_size / tp),
             head_vocab_size=math.ceil(self.head_vocab_size / tp),
+            encoder_params=math.ceil(self.encoder_params / tp),
         )
 
     def first_layers(self, count: int) -> Architecture:
@@ -404,6 +462,10 @@ class Architecture:
             mixer = layer.mixer
             if isinstance(mixer, LatentAttention):
                 raise DomainError("a KV budget is not modelled for latent attention (MLA)")
+            if isinstance(mixer, CompressedAttention):
+                raise DomainError("a KV budget is not modelled for compressed attention")
+            if isinstance(mixer, Attention) and mixer.index_topk:
+                raise DomainError("a KV budget is not modelled for sparse attention")
             if isinstance(mixer, Attention):
                 mixer = replace(mixer, window=min(tokens, mixer.window or tokens))
             layers.append((replace(layer, mixer=mixer), count))
@@ -423,5 +485,9 @@ class Architecture:
             result = replace(result, dtype=dtype, kv_dtype=dtype if kv_follows else self.kv_dtype)
         if weights is not None and weights != result.weight_dtype:
             plain = weights == result.dtype
-            result = replace(result, quantisation=None if plain else default_quantisation(weights))
+            result = replace(
+                result,
+                quantisation=None if plain else default_quantisation(weights),
+                expert_quantisation=None,
+            )
         return replace(result, kv_dtype=kv) if kv is not None else result

@@ -50,7 +50,7 @@ def _json(request: Request, result: Comparison) -> dict[str, Any]:
     left = ("drafter", "draft", "acceptance", "hit_rate")
     return {
         "inputs": {k: v for k, v in request.inputs.items() if k not in left},
-        "basis": request.setup.execution.basis,
+        "basis": request.setup.basis,
         "specmodel_version": __version__,
         "picks": [dict(pick) for pick in result.picks],
         "drafters": [
@@ -74,7 +74,7 @@ def _table(request: Request, result: Comparison) -> str:
     out.line(
         f"specmodel {__version__} | {setup.device.label} | {setup.target.name} "
         f"{setup.target.weight_dtype} | level {setup.execution.level}, "
-        f"basis: {setup.execution.basis}"
+        f"basis: {setup.basis}"
     )
     out.line()
     for pick in result.picks:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from dataclasses import replace
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from specmodel._version import __version__
 from specmodel.calibration import Calibration, FittedOperator
 from specmodel.cli.output import Out, plain_table, to_json
 from specmodel.errors import DomainError
-from specmodel.fitting import TableFit, fit_table
-from specmodel.hardware import Device, device_yaml
+from specmodel.fitting import TableFit, calibrated_device, fit_table
+from specmodel.hardware import Device
 from specmodel.published import device_of, is_published, read_published
 from specmodel.rates import estimated_device
 from specmodel.tables import read_table
@@ -37,16 +32,8 @@ def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit]:
     name = str(gpu or rows.texts["device"][0] or "device")
     device = known or estimated_device(rows, name, _stated(options))
     fitted = fit_table(rows, device)
-    source = {
-        **fitted.calibration.source,
-        "fitted": str(date.today()),
-        "specmodel": __version__,
-    }
-    notes = fitted.calibration.notes
-    if estimated:
-        notes = (*notes, "no datasheet: rates are estimated from the table or given by hand")
-    calibrated = replace(fitted.calibration, source=source, notes=notes)
-    return replace(device, calibration=calibrated), replace(fitted, calibration=calibrated)
+    notes = ("no datasheet: rates are estimated from the table or given by hand",) * estimated
+    return calibrated_device(device, fitted, notes=notes), fitted
 
 
 def _named_in(table: str) -> Device | None:
@@ -61,23 +48,6 @@ def _stated(options: dict[str, Any]) -> dict[str, float]:
     return {key: options[key] * unit for key, unit in units.items() if options[key] is not None}
 
 
-def write_profile(device: Device, path: str) -> None:
-    """Write a device file, whole or not at all."""
-    text = device_yaml(device)
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise DomainError(f"{target.parent}: no such folder")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def fit_text(device: Device, fitted: TableFit, form: str) -> str:
     """Return what the fit found, in the form asked for."""
     if form == "json":
@@ -86,6 +56,7 @@ def fit_text(device: Device, fitted: TableFit, form: str) -> str:
 
 
 def _json(device: Device, fitted: TableFit) -> dict[str, Any]:
+    calibration = device.calibration or fitted.calibration
     operators = {
         kind: {
             dtype: {
@@ -100,20 +71,20 @@ def _json(device: Device, fitted: TableFit) -> dict[str, Any]:
             }
             for dtype, fit in by_dtype.items()
         }
-        for kind, by_dtype in fitted.calibration.operators.items()
+        for kind, by_dtype in calibration.operators.items()
     }
     return {
         "device": device.name,
         "specmodel_version": __version__,
-        "source": dict(fitted.calibration.source),
+        "source": dict(calibration.source),
         "operators": operators,
-        "uncalibrated": list(fitted.calibration.uncalibrated),
-        "notes": list(fitted.calibration.notes),
+        "uncalibrated": list(calibration.uncalibrated),
+        "notes": list(calibration.notes),
     }
 
 
 def _table(device: Device, fitted: TableFit) -> str:
-    calibration = fitted.calibration
+    calibration = device.calibration or fitted.calibration
     out = Out()
     out.line(f"{device.title}, from {_source(calibration)}")
     out.line("errors: mean, median and 90th percentile of |predicted / measured - 1|")

@@ -1,4 +1,4 @@
-"""``specmodel``: predict, compare, explain, fit, list, show."""
+"""``specmodel``: predict, compare, sweep, explain, fit, calibrate, list, show."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
             "--price",
             {"metavar": "USD", "help": "Of one device for an hour."},
         ),
+        ("--draft-price", {"metavar": "USD", "help": "Of one device of the drafter's [--price]."}),
         ("--dtype", {"help": "Activations, unquantised weights, KV [config.json's]."}),
         ("--weights", {"metavar": "DTYPE", "help": "Quantise the layers' weights."}),
         ("--kv-dtype", {"metavar": "DTYPE", "help": "KV cache [--dtype]."}),
@@ -88,6 +89,14 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             "--expert-overlap",
             {"metavar": "O", "default": "0", "help": "0: rows route independently."},
+        ),
+        (
+            "--basis",
+            {
+                "type": click.Choice(["calibrated", "generic"]),
+                "default": "calibrated",
+                "help": "Measured numbers where the device has them, or generic ones throughout.",
+            },
         ),
         (
             "--level",
@@ -145,6 +154,27 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
 
 @cli.command()
 @_setup_options
+@click.option("-o", "--output", required=True, metavar="FILE", help=".zarr, .nc, .parquet, .csv")
+@click.option("--variables", metavar="LIST", help="Such as S,k_star,T_v [times, G, S, the best].")
+@click.option("--workers", default="1", show_default=True, metavar="N", help="Local processes.")
+@click.option("--cluster", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished file.")
+def sweep(output: str, variables: str | None, **options: Any) -> None:
+    """Evaluate every combination of lists into a file; the same command resumes it.
+
+    Every option whose value is free text takes a list (those whose values have commas: separated
+    by semicolons), alpha also FIRST:LAST:STEP. Options with several values become axes of the
+    file. k runs over --k, or from 0 to --k-max.
+    """
+    from specmodel.cli.output import write
+    from specmodel.cli.sweep import run_sweep
+
+    how = {name: options.pop(name) for name in ("workers", "cluster", "overwrite")}
+    write(run_sweep(options, output=output, variables=variables, **how))
+
+
+@cli.command()
+@_setup_options
 @click.option("--latex", is_flag=True, help="The formulas and their values, for a document.")
 def explain(latex: bool, **options: Any) -> None:
     """Derive the answer step by step with your numbers in it."""
@@ -176,7 +206,7 @@ def list_(what: str, form: str) -> None:
     type=click.Choice(["table", "json", "csv", "yaml"]),
     default="table",
     show_default=True,
-    help="yaml: a device's file, to edit and give to --profile.",
+    help="yaml: a file to edit, of a device for --profile, of a model for --model.",
 )
 def show(name: str, form: str) -> None:
     """Show one device or model: its numbers and where they come from."""
@@ -204,8 +234,9 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
 
     The file works with --profile. Errors are of shapes left out of the fit.
     """
-    from specmodel.cli.fit import fit_text, run_fit, write_profile
+    from specmodel.cli.fit import fit_text, run_fit
     from specmodel.cli.output import write
+    from specmodel.hardware import write_device
 
     device, fitted = run_fit(table, options)
     text = fit_text(device, fitted, form)
@@ -213,8 +244,32 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
         from specmodel.plots import residual_figure, save
 
         save(residual_figure(fitted), plot)
-    write_profile(device, output)
+    write_device(device, output)
     write(text)
+
+
+@cli.command()
+@click.option("--device", metavar="cuda:N|cpu", default="cuda:0", show_default=True)
+@click.option("-o", "--output", metavar="FILE", required=True, help="Profile to write (.yaml).")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    help="For measuring: 60s, 5m; more time measures more shapes.",
+)
+@click.option("--model", metavar="CONFIG", help="Measure this model's own shapes too.")
+@click.option("--dtype", metavar="LIST", help="Such as bf16,fp8 [what the device is fast in].")
+@click.option("--threads", metavar="N", help="Of the CPU [1 on a CPU: steadiest].")
+@click.option("--table", metavar="FILE", help="Measurements, taken up again [OUTPUT.csv].")
+@click.option("--seed", metavar="N", default="0", show_default=True, help="Order and values.")
+@click.option("--tiny", is_flag=True, hidden=True)
+def calibrate(**options: Any) -> None:
+    """Measure a device (needs torch) and write its profile."""
+    from specmodel.cli.measuring import calibrate as run
+    from specmodel.cli.output import write
+
+    write(run(options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -78,6 +78,23 @@ def parse_whole(text: str, *, name: str) -> int:
         raise DomainError(f"{name} must be a whole number; got {text!r}") from None
 
 
+def parse_seconds(text: str, *, name: str) -> float:
+    """Read a duration: ``60s``, ``5m`` or plain seconds. [s]
+
+    Raises
+    ------
+    DomainError
+        When the text is not a duration.
+
+    Examples
+    --------
+    >>> parse_seconds("5m", name="budget")
+    300.0
+    """
+    scale = {"s": 1.0, "m": 60.0}.get(text[-1:])
+    return parse_number(text[:-1] if scale else text, name=name) * (scale or 1.0)
+
+
 def parse_rates(text: str) -> tuple[float, ...]:
     """Read a list of rates.
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from specmodel.architectures import Architecture, load_model, model_names
+from specmodel.architectures import Architecture, is_record, load_model, model_names, to_yaml
 from specmodel.cli.output import Out, cell, to_csv, to_json
 from specmodel.drafters import KINDS
 from specmodel.errors import DomainError, UnknownNameError, did_you_mean
@@ -98,9 +98,8 @@ def show_text(name: str, form: str) -> str:
     """
     record = _find(name)
     if form == "yaml":
-        if not isinstance(record, Device):
-            raise DomainError("yaml is for devices: a model's file is its config.json")
-        return device_yaml(record).rstrip()
+        text = device_yaml(record) if isinstance(record, Device) else to_yaml(record)
+        return text.rstrip()
     values = _device_values(record) if isinstance(record, Device) else _model_values(record)
     if form == "json":
         return to_json(values)
@@ -124,7 +123,7 @@ def _find(name: str) -> Device | Architecture:
     if not name.strip():
         raise DomainError("a GPU, a model or a file must be named")
     if name.endswith((".yaml", ".yml")):
-        return load_device(name)
+        return load_model(name) if is_record(name) else load_device(name)
     for load in (load_model, load_device):  # paths first: only models have names that are paths
         try:
             return load(name)

@@ -22,7 +22,7 @@ def prediction_text(request: Request, result: Prediction, form: str) -> str:
     if form == "csv":
         names = ("gpu", "model", "drafter", "acceptance", "tp", "weights", "kv_dtype", "level")
         echo = {name: request.inputs[name] for name in names}
-        echo |= {"basis": request.setup.execution.basis, "specmodel_version": __version__}
+        echo |= {"basis": request.setup.basis, "specmodel_version": __version__}
         return to_csv([{**point, **echo} for point in result.points])
     return _prediction_table(request, result)
 
@@ -30,7 +30,7 @@ def prediction_text(request: Request, result: Prediction, form: str) -> str:
 def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
     return {
         "inputs": {**request.inputs, "assumed": request.assumed},
-        "basis": request.setup.execution.basis,
+        "basis": request.setup.basis,
         "specmodel_version": __version__,
         "warnings": list(result.warnings),
         "answers": [
@@ -62,8 +62,10 @@ def _worth(setup: Setup, answer: Answer) -> dict[str, float | None]:
     }
     found: dict[str, float | None] = {}
     for name, rate in rates.items():
-        found[f"cost_per_million_tokens{name}"] = setup.cost_per_million_tokens(rate)
-        found[f"joules_per_token{name}"] = setup.joules_per_token(rate)
+        drafting = name == "_with_drafter"
+        cost = setup.cost_per_million_tokens(rate, drafting=drafting)
+        found[f"cost_per_million_tokens{name}"] = cost
+        found[f"joules_per_token{name}"] = setup.joules_per_token(rate, drafting=drafting)
     return found
 
 
@@ -74,7 +76,7 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out.line(
         f"specmodel {__version__} | {setup.device.label} | {setup.target.name} "
         f"{inputs['weights']} | {inputs['drafter']}{draft} | level {inputs['level']}, "
-        f"basis: {setup.execution.basis}"
+        f"basis: {setup.basis}"
     )
     out.line()
     for answer in result.answers:
@@ -175,14 +177,16 @@ def _capacity(request: Request, answer: Answer) -> str:
     if not plain.batch:
         setup = request.setup
         need = answer.devices_needed
-        more = f"{need} would (--tp {need})" if need else "no --tp that divides it would"
+        layout = setup.execution.layout
+        tp = need and need * layout.tp // layout.devices
+        more = f"{need} would (--tp {tp})" if need else "no --tp that divides it would"
         size = f"{setup.device.memory_capacity / 1e9:.0f} GB"
         return f"{setup.execution.layout.devices} device(s) of {size} cannot hold it; {more}"
     text = f"largest batch that fits: {plain.batch} plain ({plain.tokens_per_second:.0f} tok/s)"
     if request.setup.k == 0:
         return text
     if not spec.batch:
-        return f"{text}; with the drafter the weights do not fit"
+        return f"{text}; with the drafter not one sequence fits"
     yields = f"{spec.tokens_per_second:.0f} tok/s at k = {spec.k}"
     return f"{text}, {spec.batch} with the drafter ({yields})"
 

@@ -28,7 +28,7 @@ from specmodel.speculation import drafter_execution
 ACCEPTANCE_OPTIONS = ("alpha", "acceptance_rates", "acceptance_length")
 """Ways to state acceptance; at most one of them is given."""
 
-_MOST_DRAFTS = 1000
+MOST_DRAFTS = 1000
 _MOST_POINTS = 2000
 
 
@@ -85,7 +85,7 @@ def build(options: dict[str, Any]) -> Request:
     k_max = parse_whole(options["k_max"], name="k_max")
     for name, value in (("k", k), ("k_max", k_max)):
         if value is not None:
-            whole_array(value, name, low=0, high=_MOST_DRAFTS, unit="token")
+            whole_array(value, name, low=0, high=MOST_DRAFTS, unit="token")
     acceptance = _acceptance(options, kind, k, assumed)
     execution = Execution(
         level=options["level"],
@@ -98,8 +98,12 @@ def build(options: dict[str, Any]) -> Request:
         kv_reread=parse_number(options["kv_reread"], name="kv_reread"),
         expert_overlap=parse_number(options["expert_overlap"], name="expert_overlap"),
         offload=parse_number(options["offload"], name="offload"),
+        calibrated=options["basis"] == "calibrated",
     )
     price = optional(parse_number, options["price"], name="price")
+    draft_price = optional(parse_number, options["draft_price"], name="draft_price")
+    if draft_price is not None and (price is None or drafter.device is None):
+        raise DomainError("--draft-price needs --price and --draft-gpu")
     batches, contexts = _grid(options)
     setup = Setup(
         device=device,
@@ -112,6 +116,7 @@ def build(options: dict[str, Any]) -> Request:
         k=k,
         k_max=k_max,
         price=price,
+        draft_price=draft_price,
     )
     held = drafter.weights(target)
     inputs = {
@@ -143,6 +148,8 @@ def build(options: dict[str, Any]) -> Request:
         "offload": execution.offload,
         "draft_gpu": drafter.device.name if drafter.device else None,
         "price": price,
+        "draft_price": draft_price,
+        "basis": options["basis"],
     }
     return Request(setup=setup, inputs=inputs, assumed=assumed)
 

@@ -1,0 +1,320 @@
+"""Sweeps: the file equals the model, interrupted ones go on, workers may be anywhere."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specmodel as sm
+from specmodel.cli.main import main
+from specmodel.sweeping import DEFAULT_VARIABLES, Case, Sweep, evaluate, sweep
+
+pytest.importorskip("zarr", reason="the extra `sweep` is not installed")
+xr = pytest.importorskip("xarray")
+pd = pytest.importorskip("pandas")
+
+ALPHAS = (0.5, 0.7, 0.9)
+
+
+def case(gpu: str = "h100", drafter: Any = None, **how: Any) -> Case:
+    return Case(
+        device=sm.load_device(gpu),
+        target=sm.load_model("llama-3.1-8b"),
+        drafter=drafter or sm.Eagle3(),
+        acceptance=sm.Geometric(ALPHAS),
+        execution=sm.Execution(**how),
+    )
+
+
+def plan(**changes: Any) -> Sweep:
+    """Return 2 x 2 cases, one of them refused, over a grid cut into 3 blocks a case."""
+    fields: dict[str, Any] = {
+        "axes": {"gpu": ("h100", "l40s"), "tp": (1, 2)},
+        "cases": {
+            ("h100", 1): case(),
+            ("h100", 2): case(tp=2),
+            ("l40s", 1): case("l40s"),
+            ("l40s", 2): "not to be had",
+        },
+        "B": np.array([1.0, 2, 3, 8, 64]),
+        "k": np.arange(5.0),
+        "L": np.array([0.0, 2048]),
+        "variables": (*DEFAULT_VARIABLES, "regime", "T_h", "B_p_star"),
+        "block_points": 60,
+    }
+    return Sweep(**{**fields, **changes})
+
+
+def read(path: Path) -> Any:
+    return (xr.open_zarr if path.suffix == ".zarr" else xr.open_dataset)(path).load()
+
+
+@pytest.mark.parametrize("ending", [".zarr", ".nc"])
+def test_file_holds_what_speculate_returns(tmp_path: Path, ending: str) -> None:
+    wanted, path = plan(), tmp_path / f"out{ending}"
+    refused = sweep(wanted, path)
+    assert refused == {("l40s", 2): "not to be had"}
+    found = read(path)
+    assert len(list(wanted.blocks())) == 3 * 3
+    for where, one in wanted.cases.items():
+        here = found.sel(dict(zip(wanted.axes, where, strict=True)))
+        if isinstance(one, str):
+            assert str(here.refused.values) == one
+            assert np.isnan(here.S).all()
+            continue
+        direct = sm.speculate(
+            one.device,
+            one.target,
+            one.drafter,
+            one.acceptance,
+            B=wanted.B,
+            k=wanted.k,
+            L=wanted.L,
+            execution=one.execution,
+        )
+        for name in DEFAULT_VARIABLES:
+            assert here[name].dims == direct[name].dims
+            np.testing.assert_array_equal(here[name], direct[name])
+            assert here[name].attrs["units"] == direct[name].attrs["units"]
+        regimes = np.array(["", "I", "II", "III"])[here.regime.values]
+        np.testing.assert_array_equal(regimes, direct.regime)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv"])
+def test_rows_hold_the_same_numbers(tmp_path: Path, ending: str) -> None:
+    rows, store = tmp_path / f"rows{ending}", tmp_path / "out.zarr"
+    sweep(plan(), rows)
+    sweep(plan(), store)
+    frame = (pd.read_csv if ending == ".csv" else pd.read_parquet)(rows)
+    assert len(frame) == 3 * 5 * 5 * 2 * 3
+    assert list(frame.columns[:6]) == ["gpu", "tp", "B", "k", "L", "alpha"]
+    data = read(store)
+    for row in frame.sample(40, random_state=1).itertuples():
+        at = {name: getattr(row, name) for name in ("gpu", "tp", "B", "k", "L", "alpha")}
+        assert float(data.S.sel(at)) == pytest.approx(row.S, rel=1e-12)
+        assert float(data.T_p.sel({d: at[d] for d in data.T_p.dims})) == row.T_p
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_interrupted_sweep_goes_on_without_repeating(
+    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, done = tmp_path / "out.nc", []
+
+    def until(points: int) -> None:
+        done.append(points)
+        if len(done) > after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        sweep(plan(), path, progress=until)
+    assert not path.exists()
+    journal = path.with_name("out.nc.journal")
+    with journal.open("a") as file:
+        file.write('["0 0 9')  # the line that was being written
+    calls: list[str] = []
+
+    def counted(block: Any) -> Any:
+        calls.append(block.name)
+        return evaluate(block)
+
+    monkeypatch.setattr("specmodel.sweeping.evaluate", counted)
+    points: list[int] = []
+    sweep(plan(), path, progress=points.append)
+    assert len(calls) == 9 - (after + 1)
+    assert sum(points) == 3 * 5 * 5 * 2 * 3
+    whole = tmp_path / "whole.nc"
+    sweep(plan(), whole)
+    assert read(path).equals(read(whole))
+
+
+@pytest.mark.slow
+def test_killed_process_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    command = [sys.executable, "-m", "specmodel", "sweep", "--gpu", "h100,l40s,a100", "--batch"]
+    command += ["1-2000", "--context", "0:16k:256", "--k-max", "4", "-o", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603
+    journal = path.with_name("out.csv.journal")
+    while process.poll() is None and (not journal.exists() or journal.stat().st_size < 200):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not path.exists()
+    before = len(journal.read_text().splitlines())
+    assert before > 1
+    arguments = command[3:]
+    assert main([*arguments[:1], "--gpu", "h100", *arguments[3:]]) == 2  # another sweep
+    assert main(arguments) == 0
+    with path.open() as file:
+        assert sum(1 for _ in file) == 1 + 3 * 2000 * 65 * 5
+
+
+def test_another_sweep_or_a_finished_file_is_in_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "out.nc"
+    with pytest.raises(Stop):
+        sweep(plan(), path, progress=lambda _: (_ for _ in ()).throw(Stop))
+    with pytest.raises(sm.DomainError, match="belongs to another sweep"):
+        sweep(plan(L=np.array([1.0])), path)
+    sweep(plan(), path)
+    with pytest.raises(sm.DomainError, match="exists: choose another name, or overwrite it"):
+        sweep(plan(), path)
+    sweep(plan(L=np.array([1.0])), path, overwrite=True)
+    assert read(path).L.values.tolist() == [1.0]
+
+
+def test_plan_has_the_same_key_in_every_process() -> None:
+    """Sets of text are ordered differently from process to process."""
+    code = (
+        "import sys; sys.path[:0] = ['tests']\n"
+        "import numpy as np, specmodel as sm\n"
+        "from specmodel.sweeping import Case, Sweep\n"
+        "m = sm.load_model('gpt-oss-20b')\n"
+        "c = Case(device=sm.load_device('h100'), target=m, drafter=sm.NGram(0.5),"
+        " acceptance=sm.Geometric(0.5), execution=sm.Execution())\n"
+        "one = np.array([1.0])\n"
+        "print(Sweep(axes={'a': ('x',)}, cases={('x',): c}, B=one, k=one, L=one).key())"
+    )
+    keys = {
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(keys) == 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Executor]:
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False}
+    with (
+        distributed.LocalCluster(dashboard_address=None, **options) as local,
+        distributed.Client(local) as client,
+    ):
+        yield client.get_executor()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_dask_cluster_gives_the_same_file(tmp_path: Path, cluster: Executor) -> None:
+    there, here = tmp_path / "there.nc", tmp_path / "here.nc"
+    sweep(plan(), there, executor=cluster, workers=2)
+    sweep(plan(), here)
+    assert read(there).equals(read(here))
+
+
+def test_command_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.nc"
+    arguments = ["sweep", "--gpu", "h100,m4-max", "--drafter", "eagle3,block-diffusion"]
+    arguments += ["--batch", "1,8", "--context", "1k", "--alpha", "0.5:0.7:0.1", "-o", str(path)]
+    assert main([*arguments, "--workers", "2", "--variables", "S"]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 4 cases refused" in said
+    assert "m4-max has no bfloat16 arithmetic" in said
+    data = read(path)
+    assert data.alpha.values.tolist() == [0.5, 0.6, 0.7]
+    assert data.k.values.tolist() == list(range(17))
+    assert "needs its head" in str(data.refused.sel(gpu="h100", drafter="block-diffusion").values)
+    request = ["predict", "--gpu", "h100", "--alpha", "0.6", "--batch", "8", "--context", "1k"]
+    assert main([*request, "--k", "3", "--format", "json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    at = {"gpu": "h100", "drafter": "eagle3", "B": 8, "L": 1024, "k": 3}
+    assert float(data.S.sel(at).sel(alpha=0.6, method="nearest")) == pytest.approx(point["S"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h100", "-o", "out.txt"], "must end in .zarr, .nc, .parquet, .csv"),
+        (["--gpu", "h100", "-o", "nowhere/out.nc"], "no such directory"),
+        (["--gpu", "g100,g200", "-o", "out.nc"], "no case of the sweep is possible: unknown GPU"),
+        (["--gpu", "h100", "-o", "out.nc", "--variables", "speed"], "unknown variable 'speed'"),
+        (["--gpu", "h100", "-o", "out.nc", "--alpha", "0.9:0.5:0.1"], "FIRST:LAST:STEP"),
+        (["--gpu", "h100", "-o", "out.nc", "--workers", "0"], "workers must be in [1, "),
+        (["--gpu", "m4-max", "-o", "out.csv"], "no case of the sweep could be computed"),
+        (["--gpu", "h100", "-o", "out.nc", "--cluster", "tcp://127.0.0.1:9"], "no Dask scheduler"),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_what_cannot_be_swept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_alphas_are_the_same_in_all_cases() -> None:
+    other = Case(
+        **{f: getattr(case(), f) for f in Case.__slots__} | {"acceptance": sm.Geometric(0.5)}
+    )
+    with pytest.raises(sm.DomainError, match="same axis of alphas"):
+        plan(cases={**plan().cases, ("l40s", 2): other})
+    with pytest.raises(sm.DomainError, match="no case for gpu l40s, tp 2"):
+        plan(cases={("h100", 1): case(), ("h100", 2): case(), ("l40s", 1): case()})
+    with pytest.raises(sm.DomainError, match="without repeats"):
+        plan(B=np.array([1.0, 1.0]))
+
+
+def test_two_sweeps_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.nc"
+
+    def second(_: int) -> None:
+        with pytest.raises(sm.DomainError, match="another sweep is writing"):
+            sweep(plan(), path)
+
+    sweep(plan(), path, progress=second)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_says_what_was_set_and_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.nc"
+    kept = "S,fits,max_batch,memory_bytes,tokens_per_second"
+    arguments = ["sweep", "--gpu", "h100,l40s", "--batch", "1,500", "--variables", kept]
+    assert main([*arguments, "-o", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "acceptance was measured up to k = 3" in said
+    data = read(path)
+    assert data.attrs["model"] == "llama-3.1-8b"
+    assert "vLLM" in data.attrs["assumed_acceptance"]
+    assert "gpu" not in data.attrs
+    at = {"gpu": "l40s", "L": 2048, "k": 4}
+    assert not bool(data.fits.sel(at).sel(B=500))
+    assert bool(data.fits.sel(at).sel(B=1))
+    assert main(["predict", "--gpu", "l40s", "--batch", "1", "--k", "4", "--format", "json"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert int(data.max_batch.sel(at)) == point["max_batch"]
+    assert float(data.memory_bytes.sel(at).sel(B=1)) == point["memory_bytes"]
+    rate = float(data.tokens_per_second.sel(at).sel(B=1))
+    assert rate == pytest.approx(point["tokens_per_second"])
+
+
+def test_where_no_case_can_be_computed_nothing_is_left(tmp_path: Path) -> None:
+    for ending in ("nc", "csv"):
+        path = tmp_path / f"out.{ending}"
+        assert main(["sweep", "--gpu", "h100", "--ep", "-o", str(path)]) == 2
+    assert list(tmp_path.iterdir()) == []
