@@ -24,7 +24,17 @@ from specmodel.calibration import (
     rounded,
 )
 from specmodel.errors import FitError
-from specmodel.forms import FORMS, Features, Floats, Form, Parameter, Rates, form_for, soft_roofline
+from specmodel.forms import (
+    FORMS,
+    GEMM_COLUMNS,
+    Features,
+    Floats,
+    Form,
+    Parameter,
+    Rates,
+    form_for,
+    soft_roofline,
+)
 from specmodel.hardware import Device
 from specmodel.tables import Table, features, groups
 
@@ -38,6 +48,7 @@ MOST = 8
 
 _FEWEST = 3  # rows
 _TIE = 0.01  # held-out errors this close, as a share of them, are the same
+_KNEE = 0.5  # residual, in standard deviations, from which the loss is linear
 _UNKNOWN = 0.6  # of its prior's width: a parameter known no better than this is pinned
 _UNMOVED = 0.1  # of its prior's width: the table did not move it
 _ENOUGH = 2000  # rows to choose between sets of constants
@@ -259,6 +270,7 @@ def _solve(form: Form, data: Measured, state: _State) -> None:
         np.clip(start, low + margin, high - margin),
         bounds=(low, high),
         loss="soft_l1",
+        f_scale=_KNEE,
         xtol=1e-8,
         ftol=1e-8,
         max_nfev=200,
@@ -315,15 +327,18 @@ def _at_bound(known: Mapping[str, Parameter], state: _State) -> tuple[str, str] 
 def _covariance(form: Form, data: Measured, state: _State) -> Floats:
     """Return the covariance of the free parameters' logarithms.
 
-    Huber's for an M-estimator, (n / (n - p)) E[psi^2] / E[psi']^2 (J'J)^-1, times the design
-    effect of residuals that go together within a shape, joined with the priors.
+    Huber's for an M-estimator, K^2 n / (n - p) E[psi^2] / E[psi']^2 (J'J)^-1 with
+    K = 1 + p / n Var[psi'] / E[psi']^2, times the design effect of residuals that go together
+    within a shape, joined with the priors.
     """
     gradient = log_gradient(form, data.features, data.rates, state.values, tuple(state.free))
     z = data.log_ratio(form, state.values) / state.noise
-    influence = z / np.sqrt(1 + z**2)
-    slope = (1 + z**2) ** -1.5
+    influence = z / np.sqrt(1 + (z / _KNEE) ** 2)
+    slope = (1 + (z / _KNEE) ** 2) ** -1.5
     n, p = z.size, len(state.free)
-    scale = state.noise**2 * float(np.mean(influence**2) / np.mean(slope) ** 2) * n / max(n - p, 1)
+    few = 1 + p / n * float(np.var(slope) / np.mean(slope) ** 2)
+    scale = state.noise**2 * float(np.mean(influence**2) / np.mean(slope) ** 2)
+    scale *= few**2 * n / max(n - p, 1)
     scale = max(scale * _design_effect(influence, data.groups), data.scatter**2)
     known = {parameter.name: parameter for parameter in form.parameters}
     prior = np.diag([known[name].prior ** -2.0 for name in state.free])
@@ -424,12 +439,15 @@ def fit_table(table: Table, device: Device) -> TableFit:
                 continue
             fit = fit_operator(form, data)
             base = fit_operator(soft_roofline(operator), data)
-            if base.form in FORMS and _better(base, fit):
+            simple = base
+            if operator == "gemm" and form is not GEMM_COLUMNS:
+                simple = fit_operator(GEMM_COLUMNS, data)
+            if simple.form in FORMS and _better(simple, fit):
                 notes.append(
-                    f"{operator} {key}: a plain soft roofline predicts left-out shapes better than "
+                    f"{operator} {key}: {simple.form} predicts left-out shapes better than "
                     f"{form.name} does: it is used"
                 )
-                fit = base
+                fit = simple
             fits.setdefault(operator, {})[key] = fit
             plain.setdefault(operator, {})[key] = base
             rows[operator, key] = data

@@ -673,7 +673,7 @@ def soft_roofline(operator: str) -> Form:
         return v["t0"] + p_norm(memory, flops / (v["eta_f"] * rates.flops), v["p"])
 
     return Form(
-        name=f"{operator}-soft",
+        name=f"{operator}-plain",
         operator=operator,
         meaning="a plain soft roofline",
         seconds=seconds,

@@ -273,7 +273,7 @@ def test_a_whole_table(tmp_path: Path) -> None:
     assert set(found.uncalibrated) == {"attention", "mla", "experts", "allreduce"}
     assert found.operators["launch"]["eager"].values["t0"] == pytest.approx(5e-6, rel=1e-3)
     assert any("none here" in note for note in found.notes)
-    assert fitted.baseline["gemm"]["bfloat16"].form == "gemm-columns"
+    assert fitted.baseline["gemm"]["bfloat16"].form == "gemm-plain"
 
 
 def test_rows_that_are_left_out_are_said(tmp_path: Path) -> None:

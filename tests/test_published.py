@@ -35,7 +35,11 @@ TARGETS = {
     ("l40s", "attention", "bfloat16"): 0.057,
     ("a100_sxm", "experts", "bfloat16"): 0.123,
     ("h100_sxm", "experts", "bfloat16"): 0.094,
+    ("b200_sxm", "experts", "bfloat16"): 0.087,
     ("l40s", "experts", "bfloat16"): 0.061,
+    ("a100_sxm", "allreduce", "bfloat16"): 0.081,
+    ("h100_sxm", "allreduce", "bfloat16"): 0.047,
+    ("b200_sxm", "allreduce", "bfloat16"): 0.111,
 }
 """Largest mean error with shapes left out."""
 
