@@ -54,6 +54,8 @@ _UNMOVED = 0.1  # of its prior's width: the table did not move it
 _ENOUGH = 2000  # rows to choose between sets of constants
 _NORMAL_90 = 1.6448536269514722
 _NOISE_FLOOR = 1e-4
+_AT_UPPER = "this table pushes it to its upper bound"
+_AT_LOWER = "this table pushes it to its lower bound"
 _IQR = 1.349  # of a normal law, in standard deviations
 _MOST_ROWS = 1024
 
@@ -288,7 +290,7 @@ def _identify(form: Form, data: Measured, state: _State) -> Floats:
         if bound is not None:
             name, edge = bound
             if edge == "upper" or known[name].absent is None:
-                state.pinned[name] = f"this table pushes it to its {edge} bound"
+                state.pinned[name] = _AT_UPPER if edge == "upper" else _AT_LOWER
             else:
                 state.values[name] = known[name].pinned
                 state.pinned[name] = "this table shows none of it"
@@ -492,7 +494,8 @@ def _scatter(part: Table) -> float:
 
 
 def _better(one: FittedOperator, other: FittedOperator) -> bool:
-    if one.held_out is None or other.held_out is None:
+    """Whether a simpler form predicts better, with numbers that can be what they stand for."""
+    if one.held_out is None or other.held_out is None or _AT_UPPER in one.pinned.values():
         return False
     return one.held_out.mean < (1 - _TIE) * other.held_out.mean
 
