@@ -36,7 +36,7 @@ from specmodel.forms import (
     soft_roofline,
 )
 from specmodel.hardware import Device
-from specmodel.tables import Table, features, groups
+from specmodel.tables import ANCHOR, Table, features, groups, noted
 
 FOLDS = 10
 """Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
@@ -76,6 +76,8 @@ class Measured:
         Of the device the rows were timed on.
     scatter : float
         Standard deviation of the logarithm of one row's time, from its repetitions. [-]
+    judged : ndarray of bool or None
+        Rows that errors are told of; the others only help the fit. None: all.
     """
 
     features: Mapping[str, Floats]
@@ -83,6 +85,7 @@ class Measured:
     groups: NDArray[np.intp]
     rates: Rates
     scatter: float = _NOISE_FLOOR
+    judged: NDArray[np.bool_] | None = None
 
     def part(self, rows: NDArray[np.bool_]) -> Measured:
         """Return some of the rows."""
@@ -92,6 +95,7 @@ class Measured:
             groups=self.groups[rows],
             rates=self.rates,
             scatter=self.scatter,
+            judged=None if self.judged is None else self.judged[rows],
         )
 
     def log_ratio(self, form: Form, values: Mapping[str, float]) -> Floats:
@@ -146,6 +150,9 @@ def fit_operator(
     spread = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
     held = held_out(form, data, state.values, names, noise=state.noise)
     in_sample = data.log_ratio(form, values)
+    if data.judged is not None:
+        in_sample = in_sample[data.judged]
+        held = None if held is None else held[data.judged]
     return FittedOperator(
         form=form.name,
         n=n,
@@ -435,6 +442,7 @@ def fit_table(table: Table, device: Device) -> TableFit:
                 groups=groups(part, operator),
                 rates=device.rates(dtype or next(iter(device.peak_flops))),
                 scatter=_scatter(part),
+                judged=~noted(part, ANCHOR),
             )
             if len(part) < (1 if operator == "launch" else _FEWEST):
                 notes.append(f"{operator} {key}: {len(part)} rows are too few: not fitted")

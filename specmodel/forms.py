@@ -19,7 +19,7 @@ mla
 experts
     m, top_k, experts, hidden, width; touched, distinct experts; weight_bytes of one expert; flops.
 elementwise
-    bytes; launches, kernels that it takes (default 1).
+    bytes.
 allreduce
     bytes of the vector, ranks.
 """
@@ -39,6 +39,7 @@ Features = Mapping[str, ArrayLike]
 Values = Mapping[str, float]
 
 _SHARP = 3.0  # memory and compute inside one kernel
+_HALF_RAMP = 0.5  # of the L2 cache: half the ramp
 _PADDED = 6.0  # a short context rounds up to a tile
 _OWN_KERNEL = 8 * 2**20  # all-reduce kernels of vLLM and SGLang take vectors below it [B]
 
@@ -353,13 +354,15 @@ def _attention(features: Features, rates: Rates, v: Values) -> Floats:
     r"""Return the time of attention over a cache. [s]
 
     .. math::
-        T = t_0 + c B n_{kv} + \frac{q}{\eta M} + \frac{s\,K}{B n_{kv} M} +
+        T = t_0 + ramp(K) + c B n_{kv} + \frac{q}{\eta M} + \frac{s\,K}{B n_{kv} M} +
         \left[\left(\frac{\kappa}{\eta M}\right)^3 +
         \left(\frac{flops}{\eta_f F}\right)^3\right]^{1/3}
 
     K is the cache in bytes and kappa what is read of it: a context shorter than a tile counts as
     one, and W > 1 positions read 1 + r (W - 1) times as much at eta_w of the rate. Where a kernel
     does not split the context, (sequence, KV head) pairs fewer than `streams` leave bandwidth idle.
+    A stream from memory takes `ramp` to get going, which a cache much smaller than the L2 cache
+    does not need.
     """
     keys = ("batch", "kv_heads", "width", "kv_bytes", "flops", "query_bytes", "context")
     batch, heads, width, cache, flops, query, context = (
@@ -375,7 +378,10 @@ def _attention(features: Features, rates: Rates, v: Values) -> Floats:
     read = read * np.where(split > 0, 1.0, idle)
     chain = v["s"] * cache / np.where(units > 0, units, 1.0) / rates.bandwidth
     arithmetic = flops / (v["eta_f"] * rates.flops)
-    return v["t0"] + v["c"] * units + query / rate + chain + p_norm(read, arithmetic, _SHARP)
+    fixed = v["t0"] + v["c"] * units + query / rate + chain
+    if rates.l2 is not None:
+        fixed = fixed + v["ramp"] * cache / (cache + _HALF_RAMP * rates.l2)
+    return fixed + p_norm(read, arithmetic, _SHARP)
 
 
 def _mla(features: Features, rates: Rates, v: Values) -> Floats:
@@ -455,6 +461,16 @@ ATTENTION = Form(
             absent=0.0,
         ),
         replace(_ETA_F, start=0.5),
+        Parameter(
+            name="ramp",
+            unit="s",
+            meaning="time that a stream from memory takes to get going",
+            start=5e-6,
+            prior=1.0,
+            low=1e-9,
+            high=1e-3,
+            absent=0.0,
+        ),
     ),
 )
 MLA = Form(
@@ -506,8 +522,7 @@ def _experts(features: Features, rates: Rates, v: Values) -> Floats:
 
 def _elementwise(features: Features, rates: Rates, v: Values) -> Floats:
     moved = np.asarray(features["bytes"], dtype=np.float64)
-    launches = np.asarray(features.get("launches", 1.0), dtype=np.float64)
-    return v["t0"] * launches + moved / (v["eta_m"] * rates.bandwidth)
+    return v["t0"] + moved / (v["eta_m"] * rates.bandwidth)
 
 
 def _launch(features: Features, rates: Rates, v: Values) -> Floats:

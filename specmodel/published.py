@@ -13,7 +13,9 @@ gemm
     (n, k) that surround it in m: isolated hiccups of about 6 us.
 attention
     A cache larger than 1.3 L2, since a smaller one was read from it; batches up to 512 and
-    contexts from 128 tokens; not heads = kv_heads > 1, which are outliers. An fp8 cache: heads of
+    contexts from 128 tokens; not heads = kv_heads > 1, which are outliers. Beside them, to
+    anchor the fixed time, caches below 0.02 L2 at contexts of 32, 128 and 512 tokens: errors are
+    not told of these. An fp8 cache: heads of
     128, because its numbers do not transfer between head sizes. TensorRT-LLM on A100 implies more
     than the peak bandwidth: none.
 mla
@@ -29,6 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +41,7 @@ from numpy.typing import NDArray
 
 from specmodel.errors import FitError, UnknownNameError, did_you_mean
 from specmodel.hardware import Device, load_device
-from specmodel.tables import NUMBERS, TEXTS, Table, features
+from specmodel.tables import ANCHOR, NUMBERS, TEXTS, Table, features
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +61,9 @@ PACKAGE = "aiconfigurator-core"
 LICENCE = "aiconfigurator-core tables, Apache-2.0"
 
 _COLD = 1.3  # times the L2 cache: what is larger was read from memory
+_TINY = 0.02  # of the L2 cache: reading it takes no time, whether from there or from memory
+_ANCHORS = (32, 128, 512)  # contexts [token]
+_LEAST_CONTEXT = 128
 _LARGEST_VECTOR = 16 * 2**20
 _UNGATED = ((2688, 1856), (1024, 2688), (2048, 5120))  # Nemotron 3: (hidden or latent, width)
 _FORMATS = {"bfloat16", "fp8"}
@@ -309,7 +315,7 @@ def _attention(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Tab
         return []
     for kv_dtype in sorted(_FORMATS & set(frame["kv_dtype"])):
         mine = _newest(frame[frame["kv_dtype"] == kv_dtype], "kernel")
-        mine = mine[(mine["batch"] <= 512) & (mine["kv_len"] >= 128)]
+        mine = mine[mine["batch"] <= 512]
         if kv_dtype == "fp8":
             mine = mine[mine["head_dim"] == 128]
         same = (mine["num_heads"] == mine["num_kv_heads"]) & (mine["num_kv_heads"] > 1)
@@ -326,8 +332,19 @@ def _attention(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Tab
             kv_heads="num_kv_heads",
             head_dim="head_dim",
         )
-        parts.append(_cold(table, features(table, "attention")["kv_bytes"], device))
+        parts.append(_cold_or_tiny(table, features(table, "attention")["kv_bytes"], device))
     return parts
+
+
+def _cold_or_tiny(table: Table, cache: NDArray[np.float64], device: Device | None) -> Table:
+    """Keep caches that were read from memory, and as anchors a few of no size."""
+    context = table.numbers["context"]
+    if device is None or device.l2_cache is None:
+        return table.where(context >= _LEAST_CONTEXT)
+    cold = (cache > _COLD * device.l2_cache) & (context >= _LEAST_CONTEXT)
+    tiny = (cache < _TINY * device.l2_cache) & np.isin(context, _ANCHORS)
+    note = np.where(tiny, ANCHOR, table.texts["note"])
+    return replace(table, texts={**table.texts, "note": note}).where(cold | tiny)
 
 
 def _mla(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Table]:

@@ -51,6 +51,9 @@ LATENT, ROPE = 512, 64
 """Elements of an MLA cache entry: latent and rotary part."""
 
 _TOUCHED = re.compile(r"(\d+) experts touched")
+ANCHOR = "anchor"
+"""In the note of rows that help a fit and that its errors are not told of."""
+
 _WHOLE = set(NUMBERS) - {"seconds", "spread", "bytes"}
 _ATTENTION_LIKE = ("attention", "mla")
 _FAST, _SLOW, _SLACK = 2.0, 200.0, 1e-3  # over the datasheet's time; [s] on top of it
@@ -363,7 +366,7 @@ def features(table: Table, operator: str) -> dict[str, Floats]:
             **({} if latent else {"head_dim": c["head_dim"]}),
         }
     if operator == "experts":
-        matrices = np.where(_noted(table, "ungated"), 2.0, 3.0)
+        matrices = np.where(noted(table, "ungated"), 2.0, 3.0)
         weights = matrices * c["n"] * c["k"]
         return {
             "m": c["m"],
@@ -378,7 +381,7 @@ def features(table: Table, operator: str) -> dict[str, Floats]:
     if operator == "allreduce":
         return {"bytes": c["bytes"], "ranks": c["ranks"]}
     moved = np.nan_to_num(c["bytes"], nan=0.0)
-    return {"bytes": moved, "launches": np.where(_noted(table, "two kernels"), 2.0, 1.0)}
+    return {"bytes": moved}
 
 
 def groups(table: Table, operator: str) -> NDArray[np.intp]:
@@ -407,14 +410,15 @@ def touched(table: Table) -> Floats:
     later = (m - 1) * k / e
     skewed = k + (e - k) * later / (1 + later)
     uniform = e * (1 - (1 - np.minimum(k / e, 1.0)) ** m)
-    known = [_noted(table, "balanced"), _noted(table, "power_law")]
+    known = [noted(table, "balanced"), noted(table, "power_law")]
     expected = np.select(known, [np.minimum(e, m * k), skewed], uniform)
     counts = [_TOUCHED.search(str(note)) for note in table.texts["note"]]
     said = np.array([float(count[1]) if count else np.nan for count in counts])
     return np.where(np.isnan(said), expected, said)
 
 
-def _noted(table: Table, word: str) -> NDArray[np.bool_]:
+def noted(table: Table, word: str) -> NDArray[np.bool_]:
+    """Return the rows whose note holds a word."""
     return np.char.find(table.texts["note"], word) >= 0
 
 
@@ -424,5 +428,5 @@ def _splits(table: Table) -> Floats:
     v2 = np.char.find(table.texts["kernel"], "flash_attn") >= 0
     v2 &= ~(np.char.find(table.texts["kernel"], "fa3") >= 0)
     v2 &= ~(np.char.find(table.texts["kernel"], "fa4") >= 0)
-    whole = v2 & (c["heads"] == c["kv_heads"]) | _noted(table, "no split")
+    whole = v2 & (c["heads"] == c["kv_heads"]) | noted(table, "no split")
     return np.where(whole, 0.0, 1.0)

@@ -38,6 +38,7 @@ TRUE = {
     "attention-split-kv": {
         "t0": 1.2e-5, "c": 2e-8, "eta_m": 0.9, "kv_tile": 128.0, "s": 0.5,
         "streams": 64.0, "eta_w": 0.8, "r": 0.1, "eta_f": 0.4,
+        "ramp": 4e-6,
     },
     "elementwise": {"t0": 4e-6, "eta_m": 0.7},
 }  # fmt: skip
