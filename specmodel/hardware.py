@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -208,8 +208,21 @@ def device_names() -> tuple[str, ...]:
 
 
 @cache
-def _shipped(name: str) -> Device:
+def _datasheet(name: str) -> Device:
     return read_device(_folder() / f"{name}.yaml")
+
+
+@cache
+def _shipped(name: str) -> Device:
+    """Return a record that ships, with the calibration that lies apart from it."""
+    device = _datasheet(name)
+    apart = _folder() / "calibrations" / f"{name}.yaml"
+    if not apart.is_file():
+        return device
+    record = _parsed(apart)
+    _keys(record, {"calibration"}, str(apart))
+    found = calibration(record["calibration"], f"{apart}: calibration")
+    return replace(device, calibration=found)
 
 
 @cache
@@ -224,7 +237,7 @@ def _spellings() -> dict[str, str]:
     """Return every accepted spelling and the name it stands for."""
     spellings: dict[str, str] = {}
     for name in device_names():
-        for spelling in (name, *_shipped(name).aliases):
+        for spelling in (name, *_datasheet(name).aliases):
             if spellings.setdefault(spelling, name) != name:
                 raise ProfileError(f"{spelling!r} names both {spellings[spelling]} and {name}")
     return spellings
@@ -251,16 +264,19 @@ def read_device(file: Path | Traversable) -> Device:
         As ``path: key``, when the file is unreadable, has a YAML tag, an unknown or missing
         key, or a value of the wrong type.
     """
+    return _device(_parsed(file), str(file))
+
+
+def _parsed(file: Path | Traversable) -> Any:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else "cannot be read"
         raise ProfileError(f"{file}: {reason}") from None
     try:
-        record = parse_yaml(text)
+        return parse_yaml(text)
     except ValueError as error:
         raise ProfileError(f"{file}: {error}") from None
-    return _device(record, str(file))
 
 
 def device_yaml(device: Device) -> str:

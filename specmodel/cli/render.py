@@ -11,6 +11,7 @@ from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
 from specmodel.cli.setup import Request
 from specmodel.report import Answer, Prediction, Setup, headline
+from specmodel.uncertainty import CONFIDENCE
 
 _MOST_REASONS = 12
 
@@ -124,9 +125,10 @@ def _prediction_table(request: Request, result: Prediction) -> str:
 def _points_table(points: Sequence[Mapping[str, Any]], *, fixed: bool) -> Table:
     """The answer: times, cost, speedup. With a k of the user's, the best one beside it."""
     best = ("best k", "best S") if fixed else ()
+    sure = ("S 90%",) if points[0]["S_low"] is not None else ()
     table = plain_table(
-        "batch", "context", "k", "G", "T_p ms", "T_v ms", "T_d ms", "cost", "S", *best, "regime",
-        "alpha even", "tok/s/seq", "tok/s",
+        "batch", "context", "k", "G", "T_p ms", "T_v ms", "T_d ms", "cost", "S", *sure, *best,
+        "regime", "alpha even", "tok/s/seq", "tok/s",
     )  # fmt: skip
     for p in points:
         even = p["alpha_break_even"]
@@ -138,6 +140,7 @@ def _points_table(points: Sequence[Mapping[str, Any]], *, fixed: bool) -> Table:
             *(_ms(p[name]) for name in ("T_p", "T_v", "T_d")),
             f"{p['round_cost']:.2f}",
             f"{p['S']:.2f}",
+            *([f"{p['S_low']:.2f}-{p['S_high']:.2f}"] if sure else []),
             *((_drafts(p["k_star"]), f"{p['S_star']:.2f}") if fixed else ()),
             p["regime"],
             "-" if not p["k"] else "none" if even is None else f"{even:.2f}",
@@ -235,13 +238,31 @@ def _assumptions(out: Out, request: Request, result: Prediction) -> None:
             )
     out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
     if request.setup.execution.level == "operators":
-        e = request.setup.execution.effective
-        out.line(
-            f"  {e.basis} efficiencies, nothing measured on this device: {e.t_op * 1e6:g} us an "
-            f"operator, {e.eta_m:g} of bandwidth, {e.eta_f:g} of peak FLOP/s, p = {e.p:g}"
-        )
+        for text in _efficiencies(request.setup):
+            out.line(f"  {text}")
     for text in result.warnings:
         out.line(f"  note: {text}")
+
+
+def _efficiencies(setup: Setup) -> list[str]:
+    """Say what the times of operators rest on."""
+    e = setup.execution.effective
+    assumed = (
+        f"{e.t_op * 1e6:g} us an operator, {e.eta_m:g} of bandwidth, {e.eta_f:g} of peak FLOP/s, "
+        f"p = {e.p:g}"
+    )
+    found = setup.device.calibration
+    if not setup.calibrated or found is None:
+        return [f"{e.basis} efficiencies, nothing measured on this device: {assumed}"]
+    source = found.source
+    made = f"{source.get('table', 'a table')}, {source.get('engine', 'engine not stated')}"
+    lines = [f"operators fitted to measurements ({made}); intervals hold {CONFIDENCE:.0%}"]
+    if (others := setup.basis.partition(" for ")[2]) != "":
+        lines.append(f"not measured, {e.basis}: {others}: {assumed}")
+    wide = [f for f in found.operators.get("attention", {}).values() if "r" in f.pinned]
+    if wide:
+        lines.append("attention was measured with one query position: wider ones are taken as it")
+    return lines
 
 
 def _layout(inputs: Mapping[str, Any]) -> str:
