@@ -94,7 +94,9 @@ class Kernels:
         if not self.fitted or self.device.calibration is None:
             return None
         kind = "allreduce" if op.collective == "all-reduce" else op.collective or op.kind
-        if op.collective is not None and op.ranks > self.fabric.devices_per_node:
+        if op.collective is not None and (
+            self.device.link is None or op.ranks > self.fabric.devices_per_node
+        ):
             return None
         if op.kind == "attention" and self.kv_reread > 0:
             return None

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from specmodel.acceptance import PerPosition
+from specmodel.calibration import FittedOperator
 from specmodel.errors import DomainError
+from specmodel.forms import form_named
 from specmodel.report import Setup, extrapolations
 from specmodel.speculation import round_time
 
@@ -84,9 +86,23 @@ def _device(setup: Setup, *, M: float = 1.0, F: float = 1.0, pcie: float = 1.0) 
 
 
 def _operator(setup: Setup, x: float) -> Setup:
+    """Scale every fixed time, generic and fitted."""
     efficiency = setup.execution.efficiency
     slower = replace(efficiency, t_op=efficiency.t_op * x)
-    return replace(setup, execution=replace(setup.execution, efficiency=slower))
+    device = setup.device
+    if device.calibration is not None:
+        operators = {
+            kind: {dtype: _slower(fit, x) for dtype, fit in by_dtype.items()}
+            for kind, by_dtype in device.calibration.operators.items()
+        }
+        device = replace(device, calibration=replace(device.calibration, operators=operators))
+    return replace(setup, device=device, execution=replace(setup.execution, efficiency=slower))
+
+
+def _slower(fit: FittedOperator, x: float) -> FittedOperator:
+    times = {p.name for p in form_named(fit.form).parameters if p.unit == "s"}
+    values = {name: value * (x if name in times else 1.0) for name, value in fit.values.items()}
+    return replace(fit, values=values)
 
 
 def _acceptance(setup: Setup, k: int, x: float) -> Setup:

