@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specmodel.cli import main
+from specmodel.hardware import load_device
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,8 +35,33 @@ def test_kernel_sums(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "kernel_sums.py", "exec"), namespace)  # noqa: S102
     namespace["main"]()  # type: ignore[operator]
     printed = re.findall(r"[-+]?\d+\.\d+", capsys.readouterr().out)
-    shown = re.findall(r"[-+]?\d+\.\d+", block("nothing is fitted to them):\n\n```"))
+    shown = re.findall(
+        r"[-+]?\d+\.\d+", block("was fitted to those tables, shape by shape:\n\n```")
+    )
     assert shown == printed
+
+
+def test_errors_of_kernels_are_those_of_the_calibrations_that_ship() -> None:
+    kinds = {
+        "matrix products, bf16": ("gemm", "bfloat16"),
+        "matrix products, fp8": ("gemm", "fp8"),
+        "decode attention": ("attention", "bfloat16"),
+        "decode attention, fp8 cache": ("attention", "fp8"),
+        "experts, bf16": ("experts", "bfloat16"),
+        "experts, fp8": ("experts", "fp8"),
+        "all-reduce": ("allreduce", "bfloat16"),
+    }
+    for line, (kind, dtype) in kinds.items():
+        cells = block(f"| {line} |").splitlines()[0].split("|")
+        for gpu, cell in zip(("a100", "h100", "b200", "l40s"), cells, strict=False):
+            calibration = load_device(gpu).calibration
+            assert calibration is not None
+            fit = calibration.operators[kind].get(dtype)
+            if fit is None:
+                assert cell.strip() == "-"
+            else:
+                assert fit.held_out is not None
+                assert cell.split()[0] == f"{fit.held_out.mean:.1%}".rstrip("%")
 
 
 def test_notebook_example_runs() -> None:
