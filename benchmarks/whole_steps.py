@@ -1,9 +1,9 @@
 """Whole vLLM steps on H100 against the model: python benchmarks/whole_steps.py STEPS.
 
 STEPS is a CSV with the columns model, num_reqs, W, context, forward_ms (vLLM 0.28, CUDA graphs,
-FlashAttention-3). The forward times hold no LM head, so it is left out of the prediction. The config of
-MiniCPM5-2B was not found: 42 layers, width 2,048, 16 heads and 2 KV heads of 128, feed-forward
-6,144 and a vocabulary of 130,560 give 2.52 billion parameters, near the 2.51 stated.
+FlashAttention-3). The forward times hold no LM head, so it is left out of the prediction. The
+config of MiniCPM5-2B was not found: 42 layers, width 2,048, 16 heads and 2 KV heads of 128,
+feed-forward 6,144 and a vocabulary of 130,560 give 2.52 billion parameters, near the 2.51 stated.
 """
 
 from __future__ import annotations
