@@ -422,7 +422,6 @@ def residual_figure(fitted: TableFit) -> Figure:
         spread = np.exp(1.645 * fit.residual)
         axes.axhspan(1 / spread, spread, color=COLOURS[4], alpha=0.2, linewidth=0)
         axes.set_xscale("log")
-        axes.set_yscale("log")
         axes.set_xlabel("measured [us]")
         axes.set_ylabel("measured / predicted [-]")
         axes.set_title(f"{kind} {dtype}: {fit.in_sample.mean:.1%} of {fit.n:,} rows")
