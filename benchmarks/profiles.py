@@ -4,9 +4,11 @@ KERNELS is a folder of published kernel tables (aiconfigurator-core's layout), S
 vLLM steps with the columns model, num_reqs, W, context, forward_ms, source. Writes one file a
 device into hardware_profiles/calibrations.
 
-Elementwise kernels are in no published table. On H100 their fixed time is what whole decode steps
-of Qwen3-1.7B at no context leave after the fitted products and attention, without LM head (which
-the published forward times do not hold); its bandwidth stays generic.
+Elementwise kernels are in no published table, nor is attention with several query positions. On
+H100 the former's fixed time is what whole decode steps of Qwen3-1.7B at no context leave after the
+fitted products and attention, without LM head (which the published forward times do not hold); its
+bandwidth stays generic. The other steps, up to 8 query positions among them, tell how whole passes
+depart from the sum of their kernels, and that wider attention reads the cache no more often.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import whole_steps
 from scipy.optimize import brentq
 
 import specmodel as sm
-from specmodel.calibration import Calibration, Errors, FittedOperator
+from specmodel.calibration import Calibration, Departure, Errors, FittedOperator, rounded
+from specmodel.checking import decoder
 from specmodel.fitting import calibrated_device, fit_table
 from specmodel.hardware import Device
 from specmodel.published import read_published
 from specmodel.roofline import GENERIC
+from specmodel.uncertainty import NORMAL_90
 from specmodel.yaml_text import yaml_text
 
 GPUS = ("a100_sxm", "h100_sxm", "b200_sxm", "l40s")
@@ -37,7 +42,7 @@ def main(kernels: str, steps: str) -> None:
         fitted = fit_table(read_published(kernels, gpu=gpu, engine="vllm", device=device), device)
         found = calibrated_device(device, fitted)
         if gpu == "h100_sxm":
-            found = with_elementwise(found, steps)
+            found = with_passes(with_elementwise(found, steps), steps)
         record = calibration_of(found).record()
         text = yaml_text({"calibration": record}, leaves_on_one_line=True)
         path = OUT / f"{device.name}.yaml"
@@ -97,6 +102,46 @@ def with_elementwise(device: Device, steps: str) -> Device:
     )
     calibration = calibration_of(found)
     return replace(found, calibration=replace(calibration, notes=(*calibration.notes, note)))
+
+
+def with_passes(device: Device, steps: str) -> Device:
+    """Add how whole steps that nothing was fitted to depart from the sum of their kernels."""
+    with Path(steps).open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    models = {
+        "Qwen/Qwen3-1.7B": sm.load_model("qwen3-1.7b"),
+        "openbmb/MiniCPM5-2B": decoder("minicpm5-2b", whole_steps.MINICPM, "bfloat16"),
+    }
+    off: dict[tuple[str, str, str, str], float] = {}
+    for name, model in models.items():
+        for row in rows:
+            if row["model"].startswith(name) and not (name[0] == "Q" and row["context"] == "0"):
+                predicted = whole_steps.seconds(model, row, "calibrated", device)
+                key = (name, row["num_reqs"], row["context"], row["W"])
+                off[key] = float(np.log(float(row["forward_ms"]) / 1e3 / predicted))
+    apart = [x - off[*key[:3], "1"] for key, x in off.items() if key[3] != "1"]
+    every = np.array(list(off.values()))
+    wide = float(np.quantile(np.abs(every), 0.9) / NORMAL_90)
+    ratio = float(np.quantile(np.abs(apart), 0.9) / NORMAL_90)
+    passes = Departure(
+        n=every.size,
+        bias=rounded(float(np.median(every))),
+        residual=rounded(wide),
+        shared=rounded(float(np.clip(1 - ratio**2 / (2 * wide**2), 0, 1))),
+    )
+    calibration = calibration_of(device)
+    attention = calibration.operators["attention"]
+    told = "as whole steps of up to 8 query positions have it (benchmarks/whole_steps.py)"
+    pinned = {**attention["bfloat16"].pinned, "eta_w": told, "r": told}
+    bf16 = replace(attention["bfloat16"], pinned=pinned)
+    operators = {**calibration.operators, "attention": {**attention, "bfloat16": bf16}}
+    note = f"passes: {every.size} whole steps of Qwen3-1.7B and MiniCPM5-2B (shape assumed)"
+    return replace(
+        device,
+        calibration=replace(
+            calibration, operators=operators, passes=passes, notes=(*calibration.notes, note)
+        ),
+    )
 
 
 def calibration_of(device: Device) -> Calibration:

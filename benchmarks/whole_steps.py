@@ -57,10 +57,12 @@ def main(steps: str) -> None:
     print("to the steps of Qwen3-1.7B at context 0, nothing to the others")
 
 
-def seconds(model: Architecture, row: dict[str, str], basis: str) -> float:
+def seconds(
+    model: Architecture, row: dict[str, str], basis: str, device: sm.Device | None = None
+) -> float:
     W = int(row["W"])
     time = sm.pass_time(
-        sm.load_device("h100"),
+        device or sm.load_device("h100"),
         model,
         B=int(row["num_reqs"]),
         W=W,

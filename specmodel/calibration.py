@@ -15,6 +15,9 @@ from specmodel.errors import DomainError, ProfileError, did_you_mean
 from specmodel.forms import Features, Floats, Form, Rates, form_named
 
 SCHEMA = 1
+UNTOLD = ("not identified", "this table tells it only")
+"""How reasons begin why a parameter was pinned that the table does not tell."""
+
 OPERATORS = ("gemm", "attention", "mla", "experts", "elementwise", "launch", "allreduce")
 """Kinds of operators a calibration may hold."""
 
@@ -96,7 +99,7 @@ class FittedOperator:
     residual: float
     in_sample: Errors
     held_out: Errors | None = None
-    shared: float = 0.5
+    shared: float = 0.0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def seconds(self, features: Features, rates: Rates) -> Floats:
@@ -114,6 +117,20 @@ class FittedOperator:
         gradient = self.log_gradient(features, rates)
         variance = np.einsum("...i,ij,...j->...", gradient, np.asarray(self.covariance), gradient)
         return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
+
+    def unknown(self) -> dict[str, float]:
+        """Return what pinned parameters might be as well, one prior's width away.
+
+        Those that the table does not tell; constants and what was set for a reason are not
+        among them.
+        """
+        found: dict[str, float] = {}
+        for parameter in form_named(self.form).parameters:
+            if not self.pinned.get(parameter.name, "").startswith(UNTOLD):
+                continue
+            value = self.values[parameter.name]
+            found[parameter.name] = value * np.exp(parameter.prior) if value else parameter.start
+        return found
 
     def record(self) -> dict[str, Any]:
         """Return plain values for a file; `fitted_operator` reads them back."""
@@ -135,6 +152,7 @@ class FittedOperator:
                 "log": [list(row) for row in self.covariance],
             },
             "residual": self.residual,
+            "shared": self.shared,
             "in_sample": self.in_sample.record(),
             **({"held_out": self.held_out.record()} if self.held_out else {}),
             **({"ranges": {k: list(v) for k, v in self.ranges.items()}} if self.ranges else {}),
@@ -287,7 +305,7 @@ def fitted_operator(record: Any, where: str, kind: str) -> FittedOperator:
     ProfileError
         As ``where: key``.
     """
-    required = {"form", "n", "parameters", "covariance", "residual", "in_sample"}
+    required = {"form", "n", "parameters", "covariance", "residual", "shared", "in_sample"}
     _check_keys(record, required | {"held_out", "ranges"}, where, required=required)
     try:
         form = form_named(record["form"])
@@ -311,6 +329,7 @@ def fitted_operator(record: Any, where: str, kind: str) -> FittedOperator:
         names=names,
         covariance=matrix,
         residual=_number(record["residual"], f"{where}: residual", low=0.0),
+        shared=_number(record["shared"], f"{where}: shared", low=0.0),
         in_sample=_errors(record["in_sample"], f"{where}: in_sample"),
         held_out=None if held is None else _errors(held, f"{where}: held_out"),
         ranges={key: _pair(pair, f"{where}: ranges: {key}") for key, pair in ranges.items()},

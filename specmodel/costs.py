@@ -68,7 +68,8 @@ class Operator:
         Format the multiplications run in (None: there are none), and the one to take on
         devices without arithmetic for it (None: they cannot run it).
     dtype : str
-        Format that measurements of it are filed by: of the weights, or of the KV cache.
+        Format that measurements of it are filed by: of the weights (with ``_block`` scales, or
+        ``weights`` alone quantised), of the KV cache, or the elementwise kernel.
     shape : mapping of str to float or ndarray
         What a fitted form of its kind needs besides (see `specmodel.forms`).
     group : str
@@ -431,9 +432,12 @@ def _multiplied_in(a: Architecture, role: str) -> tuple[str, str | None]:
 
 
 def _stored(a: Architecture, role: str) -> str:
-    """Return the format a matrix is kept in."""
+    """Return the format that measurements of a matrix are filed by."""
     quantisation = a.quantisation_of(role)
-    return a.dtype if quantisation is None else quantisation.dtype
+    if quantisation is None:
+        return a.dtype
+    kind = " weights" if quantisation.weight_only else "_block" if quantisation.block else ""
+    return f"{quantisation.dtype}{kind}"
 
 
 def _norm(a: Architecture, count: float, rows: Floats) -> Operator:
@@ -471,6 +475,7 @@ def _attention(
         shape={
             "batch": sizes.batch,
             "kv_heads": getattr(attention, "kv_heads", 1),
+            "heads": attention.heads,
             "width": sizes.width,
             "context": read / kernels,
         },

@@ -36,7 +36,7 @@ from specmodel.forms import (
     soft_roofline,
 )
 from specmodel.hardware import Device
-from specmodel.tables import ANCHOR, Table, features, groups, noted
+from specmodel.tables import ANCHOR, Table, features, groups, noted, plain_format
 
 FOLDS = 10
 """Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
@@ -150,9 +150,9 @@ def fit_operator(
     spread = dict(zip(names, np.sqrt(np.diag(covariance)), strict=True))
     held = held_out(form, data, state.values, names, noise=state.noise)
     in_sample = data.log_ratio(form, values)
-    if data.judged is not None:
-        in_sample = in_sample[data.judged]
-        held = None if held is None else held[data.judged]
+    judged = np.ones(n, bool) if data.judged is None else data.judged
+    shapes, in_sample = data.groups[judged], in_sample[judged]
+    held = None if held is None else held[judged]
     return FittedOperator(
         form=form.name,
         n=n,
@@ -162,6 +162,7 @@ def fit_operator(
         names=names,
         covariance=tuple(tuple(rounded(x) for x in row) for row in covariance),
         residual=rounded(_wide_noise(data, in_sample if held is None else held, len(names))),
+        shared=rounded(_intraclass(in_sample if held is None else held, shapes)),
         in_sample=Errors.of(in_sample),
         held_out=None if held is None else Errors.of(held),
         ranges={
@@ -355,21 +356,24 @@ def _covariance(form: Form, data: Measured, state: _State) -> Floats:
 
 
 def _design_effect(residual: Floats, groups: NDArray[np.intp]) -> float:
-    """Return how much correlation within groups widens a mean's variance, at least 1.
+    """Return how much correlation within groups widens a mean's variance, at least 1."""
+    _, size = np.unique(groups, return_counts=True)
+    icc = _intraclass(residual, groups)
+    return float(1 + (np.sum(size**2) / residual.size - 1) * icc)
 
-    1 + (m - 1) icc, the intraclass correlation by one-way analysis of variance.
-    """
+
+def _intraclass(residual: Floats, groups: NDArray[np.intp]) -> float:
+    """Return the correlation of residuals within a group, by one-way analysis of variance."""
     _, index, size = np.unique(groups, return_inverse=True, return_counts=True)
     n, k = residual.size, size.size
     if k < 2 or n <= k:
-        return 1.0
+        return 0.0
     mean = np.bincount(index, residual) / size
     between = np.sum(size * (mean - residual.mean()) ** 2) / (k - 1)
     within = np.sum((residual - mean[index]) ** 2) / (n - k)
     typical = (n - np.sum(size**2) / n) / (k - 1)
     total = between + (typical - 1) * within
-    icc = max((between - within) / total, 0.0) if total > 0 else 0.0
-    return float(1 + (np.sum(size**2) / n - 1) * icc)
+    return float(np.clip((between - within) / total, 0.0, 1.0)) if total > 0 else 0.0
 
 
 def _core_noise(data: Measured, ratio: Floats, p: int) -> float:
@@ -428,7 +432,7 @@ def fit_table(table: Table, device: Device) -> TableFit:
     for operator in OPERATORS:
         for key in table.formats(operator):
             part = _of_decoding(_one_mode(table.in_format(operator, key), notes), operator, notes)
-            dtype = str(part.texts["dtype"][0])
+            dtype = plain_format(part.texts["dtype"][0])
             if dtype and dtype not in device.peak_flops:
                 notes.append(f"{operator} {key}: {device.name} has no {dtype} peak: not fitted")
                 continue
@@ -458,6 +462,12 @@ def fit_table(table: Table, device: Device) -> TableFit:
                     f"{form.name} does: it is used"
                 )
                 fit = simple
+            if any(fit.pinned.get(name) == _AT_UPPER for name in ("eta_m", "eta_f")):
+                notes.append(
+                    f"{operator} {key}: {fit.form} would need more than the device's rates, so it "
+                    "does not describe this kernel: not used"
+                )
+                continue
             fits.setdefault(operator, {})[key] = fit
             plain.setdefault(operator, {})[key] = base
             rows[operator, key] = data

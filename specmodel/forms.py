@@ -446,7 +446,7 @@ ATTENTION = Form(
             unit="-",
             meaning="bandwidth with more than one query position, over that with one",
             start=1.0,
-            prior=0.5,
+            prior=0.25,
             low=0.01,
             high=2.0,
         ),

@@ -86,7 +86,14 @@ class Kernels:
     kv_reread: float = 0.0
 
     def fit(self, op: Operator) -> FittedOperator | None:
-        """Return the fitted numbers of an operator, None where nobody measured its kind.
+        """Return the fitted numbers of an operator, None where nobody measured its kind."""
+        key = self.fit_key(op)
+        if key is None or self.device.calibration is None:
+            return None
+        return self.device.calibration.operators[key[0]][key[1]]
+
+    def fit_key(self, op: Operator) -> tuple[str, str] | None:
+        """Return the kind and format of the fit that an operator uses.
 
         The two 16-bit formats stand for each other: they are moved and multiplied at the same
         rates. Elementwise kernels stand for each other where one was not measured.
@@ -102,7 +109,7 @@ class Kernels:
             return None
         by_dtype = self.device.calibration.operators.get(kind, {})
         wanted = (op.dtype, *_STANDS_IN.get(op.kind, (_TWIN.get(op.dtype, ""),)))
-        return next((by_dtype[dtype] for dtype in wanted if dtype in by_dtype), None)
+        return next(((kind, dtype) for dtype in wanted if dtype in by_dtype), None)
 
     def seconds(self, op: Operator) -> Floats:
         """Return the time of one run. [s]"""
@@ -143,8 +150,34 @@ class Kernels:
 
     def features(self, op: Operator) -> Features:
         """Return what a form needs to know of an operator."""
-        return _FEATURES[op.kind](op, self.stream_seconds * self.device.memory_bandwidth)
+        found = dict(_FEATURES[op.kind](op, self.stream_seconds * self.device.memory_bandwidth))
+        fit = self.fit(op)
+        if op.kind == "attention" and fit is not None:
+            # the kernel that was measured divides no context where every head has its own cache
+            whole = fit.ranges.get("split", (1.0, 1.0))[0] == 0
+            found["split"] = 0.0 if whole and op.shape["heads"] == op.shape["kv_heads"] else 1.0
+        return found
 
+    def outside(self, op: Operator, found: FittedOperator) -> dict[str, Floats]:
+        """Return how far features lie outside what was measured, as logarithms above 0."""
+        features = self.features(op)
+        far: dict[str, Floats] = {}
+        for name in _TOLD.get(op.kind, ()):
+            low, high = found.ranges.get(name, (0.0, np.inf))
+            value = np.maximum(np.asarray(features[name], dtype=np.float64), 1e-30)
+            beyond = np.maximum(np.log(value / high), np.log(max(low, 1e-30) / value))
+            if np.any(beyond > 0):
+                far[name] = np.maximum(beyond, 0.0)
+        return far
+
+
+_TOLD = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch", "context", "width"),
+    "mla": ("kv_bytes",),
+    "experts": ("m", "hidden", "width"),
+}
+"""Features whose measured range is told of; small contexts and caches are not extrapolated."""
 
 _STANDS_IN = {
     "collective": ("bfloat16", "float16"),
@@ -154,7 +187,7 @@ _TWIN = {"bfloat16": "float16", "float16": "bfloat16"}
 
 
 def _gemm(op: Operator, slowdown: float) -> dict[str, ArrayLike]:
-    each = BYTES.get(op.compute_dtype or op.dtype, BYTES[op.dtype])
+    each = BYTES.get(op.compute_dtype or op.dtype, 2.0)
     weights = np.asarray(op.weight_bytes) * slowdown
     return {**op.shape, "weight_bytes": weights, "activation_bytes_each": each}
 

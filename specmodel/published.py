@@ -369,9 +369,12 @@ def _mla(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Table]:
 
 def _experts(frame: pd.DataFrame, gpu: str, device: Device | None) -> list[Table]:
     parts = []
-    for dtype in sorted(_FORMATS & set(frame["moe_dtype"])):
-        mine = _newest(frame[frame["moe_dtype"] == dtype], "kernel_source")
-        mine = mine[(mine["num_tokens"] <= 512) & (mine["moe_ep_size"] == 1)]
+    for dtype in sorted((_FORMATS | {"fp8_block"}) & set(frame["moe_dtype"])):
+        alone = frame[(frame["moe_dtype"] == dtype) & (frame["moe_ep_size"] == 1)]
+        if not len(alone):
+            continue
+        mine = _newest(alone, "kernel_source")
+        mine = mine[mine["num_tokens"] <= 512]
         shapes = zip(mine["hidden_size"], mine["inter_size"], strict=True)
         new = (mine["fw"] == "vllm").all() and _version(str(mine["ver"].iloc[0])) >= (
             (0, ""),

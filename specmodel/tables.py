@@ -327,13 +327,18 @@ def _peak(device: Device, dtype: str) -> float:
     return device.peak_flops.get(dtype, max(device.peak_flops.values()))
 
 
+def plain_format(dtype: str) -> str:
+    """Return the number format of a way to file measurements: without block scales."""
+    return str(dtype).removesuffix("_block")
+
+
 # -- from columns to what forms take -------------------------------------------------------------
 
 
 def features(table: Table, operator: str) -> dict[str, Floats]:
     """Return the features of one operator's rows, as `specmodel.forms` names them."""
     c = table.numbers
-    each = np.array([BYTES.get(dtype, 2.0) for dtype in table.texts["dtype"]])
+    each = np.array([BYTES.get(plain_format(dtype), 2.0) for dtype in table.texts["dtype"]])
     if operator == "gemm":
         return {
             "m": c["m"],
@@ -348,8 +353,7 @@ def features(table: Table, operator: str) -> dict[str, Floats]:
             for kv, dtype in zip(table.texts["kv_dtype"], table.texts["dtype"], strict=True)
         ]
         rows = c["batch"] * c["width"]
-        # causal inside the new positions: each sees the context and those before it
-        pairs = rows * (c["context"] + (c["width"] + 1) / 2 - 1)
+        pairs = rows * c["context"]  # the new positions' own pairs are neglected
         latent = operator == "mla"
         dim = np.full(len(table), 1.0 * LATENT + ROPE) if latent else 2 * c["head_dim"]
         moved = np.full(len(table), 2.0 * LATENT + ROPE) if latent else 2 * c["head_dim"]

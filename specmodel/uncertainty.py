@@ -1,16 +1,17 @@
 """How sure a prediction is: intervals that follow from what was measured.
 
-The error of a time has three parts. Fitted parameters are uncertain together (their covariance),
-the same in every pass that uses them. A kernel departs from its form: by `shared` of that
-variance in the same way at every number of rows of one shape, for the rest anew in each. And
-where whole passes were measured, they depart from the sum of their operators. Operators that
-nobody measured are taken to be off by the same unknown factor everywhere.
+The error of a time has four parts. Fitted parameters are uncertain together (their covariance),
+the same in every pass that uses them; so are, by their priors, those that the table does not
+tell. A kernel departs from its form: by `shared` of that variance in the same way at every number
+of rows of one shape, for the rest anew in each, and the more the further it is outside what was
+measured. And where whole passes were measured, they depart from the sum of their operators.
+Operators that nobody measured are taken to be off by the same unknown factor everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,7 @@ from specmodel.drafters import Drafter
 from specmodel.hardware import Device
 from specmodel.kernels import Kernels
 from specmodel.roofline import Execution
-from specmodel.speculation import Run, draft_runs, plain_run, verify_runs
+from specmodel.speculation import Run, draft_runs, plain_run, round_time, verify_runs
 
 Floats = NDArray[np.float64]
 
@@ -81,12 +82,17 @@ class _Sum:
         self.T = self.T + seconds
         if found is None:
             shape: _Shape = (device, op.collective or op.kind)
-            off, shared = UNMEASURED, 1.0
+            off, shared = np.asarray(UNMEASURED), 1.0
         else:
             shape = (device, op.name, op.dtype, op.shape.get("n"), op.shape.get("k"))
-            off, shared = found.residual, found.shared
+            far = sum(kernels.outside(op, found).values(), np.asarray(0.0))
+            off, shared = found.residual * (1.0 + far), found.shared
+            fit = (device, *(kernels.fit_key(op) or ("", "")))
+            for name, value in found.unknown().items():
+                other = replace(found, values={**found.values, name: value})
+                moved = other.seconds(kernels.features(op), kernels.rates(op))
+                self.depart((*fit, name), count * moved - seconds, 1.0)
             if found.names:
-                fit = (device, op.collective or op.kind, op.dtype)
                 gradient = seconds[..., None] * kernels.log_gradient(op, found)
                 self.gradients[fit] = self.gradients.get(fit, np.asarray(0.0)) + gradient
                 self.covariances[fit] = np.asarray(found.covariance)
@@ -188,18 +194,21 @@ def intervals(
         [s]; S [-]. T_d of drafters without passes is exact.
     """
     where = {"B": B, "k": k, "L": L, "execution": execution}
+    times = round_time(device, target, drafter, T_h=T_h, T_o=T_o, **where)  # type: ignore[arg-type]
     decode = spread([plain_run(device, target, B=B, L=L, execution=execution)])
     verify = spread(verify_runs(device, target, drafter, **where))  # type: ignore[arg-type]
     draft = spread(draft_runs(device, target, drafter, **where))  # type: ignore[arg-type]
-    host = np.asarray(drafter.host_time) + np.asarray(T_o)
-    per_step = 1 / (decode.T + np.asarray(T_h))
-    per_round = 1 / (verify.T + draft.T + host)
-    ratio = [(per_step, decode), (-per_round, verify), (-per_round, draft)]
     on = np.asarray(k) > 0
+    per_step = 1 / (times.T_p + times.T_h)
+    per_round = 1 / (times.T_d + times.T_v + times.T_o)
+    # what is exposed of drafting, host and link time (taken as known) included
+    seen = times.T_d / np.where(draft.T > 0, draft.T, 1.0) if drafter.overlapped else 1.0
+    ratio = [(per_step, decode), (-per_round, verify), (-per_round * seen, draft)]
+    some = np.where(times.T_d > 0, times.T_d, 1.0)
     found = {
-        "T_p": (decode.T, log_error([(1 / decode.T, decode)])),
-        "T_v": (verify.T, log_error([(1 / verify.T, verify)])),
-        "T_d": (draft.T, log_error([(1 / np.where(draft.T > 0, draft.T, 1.0), draft)])),
+        "T_p": (times.T_p, log_error([(1 / times.T_p, decode)])),
+        "T_v": (times.T_v, log_error([(1 / times.T_v, verify)])),
+        "T_d": (times.T_d, log_error([(seen / some, draft)])),
         "S": (np.asarray(S), np.where(on, log_error(ratio), 0.0)),
     }
     return {name: interval(value, off) for name, (value, off) in found.items()}

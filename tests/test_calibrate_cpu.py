@@ -27,7 +27,7 @@ def test_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0, err
     assert (tmp_path / "cpu.csv").exists()
     with capsys.disabled():
-        print(f"\n{out}")
+        sys.stdout.write(f"\n{out}\n")
     assert main(["fit", str(tmp_path / "cpu.csv"), "-o", str(profile), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     passes = found["passes"]
