@@ -173,7 +173,7 @@ class Kernels:
 
 _TOLD = {
     "gemm": ("m", "n", "k"),
-    "attention": ("batch", "context", "width"),
+    "attention": ("batch", "context"),
     "mla": ("kv_bytes",),
     "experts": ("m", "hidden", "width"),
 }

@@ -27,15 +27,20 @@ from specmodel.speculation import (
     draft_time_break_even,
     drafter_execution,
     mean_width,
+    plain_run,
     regime,
     round_time,
     tokens_per_round,
+    verify_runs,
 )
-from specmodel.uncertainty import INTERVALS, intervals
+from specmodel.uncertainty import INTERVALS, beyond_measured, intervals
 from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
 CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
+
+KEEP = 0.01
+"""A schedule's k changes where S gains more than this share: fitted passes rise in small steps."""
 
 _POINT_AXES = {"B": "batch", "k": "k", "L": "context", "S": "S"}
 _FURTHEST_BATCH = 1024
@@ -148,6 +153,7 @@ class Setup:
             execution=self.execution,
             T_h=self.T_h,
             T_o=self.T_o,
+            keep=KEEP if self.calibrated else 0.0,
         )
 
     def tokens(self, k: int) -> float:
@@ -272,9 +278,20 @@ def predict(setup: Setup) -> Prediction:
         points=tuple(_with_intervals(setup, points)),
         answers=answers,
         why=tuple(why),
-        warnings=(*notes, *_limits(setup, points)),
+        warnings=(*notes, *_limits(setup, points), *_beyond(setup, points)),
         speedup_rises_from=rises,
     )
+
+
+def _beyond(setup: Setup, points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which operators of the target's passes were not measured at such sizes."""
+    if not setup.calibrated:
+        return []
+    B, k, L = (np.array([p[key] for p in points]) for key in ("batch", "k", "context"))
+    device, target, how = setup.device, setup.target, setup.execution
+    decode = plain_run(device, target, B=B, L=L, execution=how)
+    verify = verify_runs(device, target, setup.drafter, B=B, k=k, L=L, execution=how)
+    return beyond_measured([decode, *verify])
 
 
 def _with_intervals(setup: Setup, points: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

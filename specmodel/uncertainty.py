@@ -38,6 +38,9 @@ INTERVALS = ("T_p", "T_v", "T_d", "S")
 NORMAL_90 = 1.6448536269514722
 """Standard deviations on either side that hold `CONFIDENCE` of a normal law."""
 
+TOLD_FROM = 1.5
+"""Times beyond the measured range from which an answer says that it extrapolates."""
+
 _Fit = tuple[str, str, str]  # device, kind, dtype
 _Shape = tuple[object, ...]
 
@@ -126,6 +129,36 @@ def spread(runs: Iterable[Run]) -> Spread:
         departures=total.departures,
         shared=total.shared,
     )
+
+
+def beyond_measured(runs: Iterable[Run]) -> list[str]:
+    """Return, in words, which operators are predicted outside what was measured of them.
+
+    A line for each kind and format, with the features that are off by more than `TOLD_FROM`.
+    """
+    found: dict[str, dict[str, tuple[float, float, float, float]]] = {}
+    for run in runs:
+        kernels, operators = run.operators()
+        for op in operators:
+            fit, key = kernels.fit(op), kernels.fit_key(op)
+            if fit is None or key is None:
+                continue
+            for name, far in kernels.outside(op, fit).items():
+                worst = int(np.argmax(far))
+                if far.reshape(-1)[worst] < np.log(TOLD_FROM):
+                    continue
+                values = np.broadcast_to(np.asarray(kernels.features(op)[name]), far.shape)
+                value = float(values.reshape(-1)[worst])
+                mine = found.setdefault(" ".join(key), {})
+                if name not in mine or far.max() > mine[name][0]:
+                    mine[name] = (float(far.max()), value, *fit.ranges[name])
+    return [
+        f"{what} outside what was measured: "
+        + ", ".join(
+            f"{name} {v:,.0f} ({a:,.0f} to {b:,.0f})" for name, (_, v, a, b) in each.items()
+        )
+        for what, each in found.items()
+    ]
 
 
 def log_error(terms: Sequence[tuple[ArrayLike, Spread]]) -> Floats:

@@ -264,6 +264,7 @@ def schedule(
     fits: Callable[[int], float] | None = None,
     T_h: float = 0.0,
     T_o: float = 0.0,
+    keep: float = 0.0,
     execution: Execution | None = None,
     **options: Unpack[ExecutionOptions],
 ) -> tuple[Interval, ...]:
@@ -285,6 +286,9 @@ def schedule(
         Largest batch that memory allows with so many drafts; beyond it they are not considered.
     T_h, T_o : float
         What a plain step and a round cost besides their passes. [s]
+    keep : float
+        The k of the batch before is kept while its S is within this share of the best: steps of
+        a fitted pass that are smaller than its errors do not change the answer to and fro. [-]
     execution : Execution, optional
         Or its fields as keywords.
 
@@ -314,7 +318,8 @@ def schedule(
     if fits is not None:
         limit = np.array([fits(int(n)) if n else np.inf for n in drafts])
         S = np.where(batches[:, None] <= limit, S, 0.0)
-    best = best_of(S, drafts).k
+    real_array(keep, "keep", low=0, high=1)
+    best = _kept(S, best_of(S, drafts).k, drafts, keep) if keep else best_of(S, drafts).k
     edges = np.flatnonzero(np.diff(best)) + 1
     warn_beyond(acceptance, int(best.max()))
     starts, ends = [0, *edges.tolist()], [*edges.tolist(), batches.size]
@@ -322,6 +327,19 @@ def schedule(
         Interval(first=int(batches[a]), last=int(batches[b - 1]), k=int(best[a]))
         for a, b in zip(starts, ends, strict=True)
     )
+
+
+def _kept(
+    S: Floats, best: NDArray[np.int_], drafts: NDArray[np.int_], keep: float
+) -> NDArray[np.int_]:
+    """Return the best k by row of S, changed only where it gains more than a share of S."""
+    column = np.searchsorted(drafts, best)
+    kept = column.copy()
+    for row in range(1, len(kept)):
+        before, now = kept[row - 1], column[row]
+        if S[row, before] >= (1 - keep) * S[row, now]:
+            kept[row] = before
+    return np.asarray(drafts[kept])
 
 
 class Policy(NamedTuple):

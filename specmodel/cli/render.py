@@ -259,8 +259,7 @@ def _efficiencies(setup: Setup) -> list[str]:
     lines = [f"operators fitted to measurements ({made}); intervals hold {CONFIDENCE:.0%}"]
     if (others := setup.basis.partition(" for ")[2]) != "":
         lines.append(f"not measured, {e.basis}: {others}: {assumed}")
-    wide = [f for f in found.operators.get("attention", {}).values() if "r" in f.pinned]
-    if wide:
+    if any("r" in f.unknown() for f in found.operators.get("attention", {}).values()):
         lines.append("attention was measured with one query position: wider ones are taken as it")
     return lines
 
