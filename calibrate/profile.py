@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibrate.table import read_sidecar
 from specmodel.checking import Check, checked_device
-from specmodel.errors import UnknownNameError
+from specmodel.errors import FitError, UnknownNameError
 from specmodel.fitting import TableFit, calibrated_device, fit_table
 from specmodel.hardware import Device, load_device, write_device
 from specmodel.rates import device_of_table
@@ -25,12 +25,16 @@ def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit, Check | 
         When the table is not sound, or lacks the rows that are needed; nothing is written then.
     """
     name = str(read_sidecar(table)["device"]["device"])
+    notes: tuple[str, ...] = ()
     try:
         device = load_device(name)
     except UnknownNameError:
         device = device_of_table(read_table(table), name, {})
+        notes = ("no datasheet: rates are those measured",)
     rows = read_table(table, device=device)
     fitted = fit_table(rows, device)
-    found, check = checked_device(rows, calibrated_device(device, fitted))
+    if "gemm" not in fitted.calibration.operators:
+        raise FitError(f"{table}: too few matrix products to fit: give a larger --budget")
+    found, check = checked_device(rows, calibrated_device(device, fitted, notes=notes))
     write_device(found, output)
     return found, fitted, check

@@ -251,6 +251,7 @@ class Run:
         self.record["elapsed"] = round(self.elapsed, 3)
         self.record["noise"] = {k: round(v, 4) for k, v in noise(self.table.rows).items()}
         self.record["peak"] = peaks(self.table.rows)
+        self.record["rows"] = len(self.table.rows)
         write_sidecar(self.settings.table, self.record)
 
     def _section(self, section: Section, stage: Stage, deadline: float) -> None:
@@ -276,7 +277,12 @@ class Run:
         for count in sorted({case.ranks or 1 for case in block}):
             cases = [case for case in block if case.ranks == count]
             self.progress.show(cases[0].label, self.elapsed)
-            for row in ranks.measure(cases, kind=self.bench.device.type):
+            try:
+                rows = ranks.measure(cases, kind=self.bench.device.type)
+            except Exception as error:  # noqa: BLE001 (a rank that fails costs its cases alone)
+                text = f"error: {' '.join(str(error).split())[-200:]}"
+                rows = [{**case.row(), "note": text} for case in cases]
+            for row in rows:
                 self._row(row)
 
     def _block(self, name: str, block: Sequence[Case], deadline: float) -> list[Case]:

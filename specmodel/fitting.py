@@ -462,7 +462,9 @@ def fit_table(table: Table, device: Device) -> TableFit:
                     f"{form.name} does: it is used"
                 )
                 fit = simple
-            if any(fit.pinned.get(name) == _AT_UPPER for name in ("eta_m", "eta_f")):
+            # rates that were estimated, or of some CPU, may be exceeded
+            stated = device.vendor != "unknown" and _tiled(device)
+            if stated and any(fit.pinned.get(name) == _AT_UPPER for name in ("eta_m", "eta_f")):
                 notes.append(
                     f"{operator} {key}: {fit.form} would need more than the device's rates, so it "
                     "does not describe this kernel: not used"

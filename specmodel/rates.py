@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
+from typing import Any
 
 import numpy as np
 
 from specmodel.errors import FitError
-from specmodel.forms import traffic
-from specmodel.hardware import Device
-from specmodel.tables import Table, features
+from specmodel.fitting import Measured, fit_operator
+from specmodel.forms import GEMM_SPLIT_K, traffic
+from specmodel.hardware import Device, device_names, load_device
+from specmodel.tables import Table, features, groups, plain_format
 
+_PLAUSIBLE = (1e9, 1e17)  # bytes or FLOP a second of any device
+_ALONE = 3.0  # times the next rate: a row that stands alone is a mistake
 _TOP = 0.99  # quantile of what rows reach, taken as the rate: one row may be a mistake
 _OPERATORS = ("stream", "gemm", "attention", "mla", "experts", "elementwise")
 
@@ -20,8 +25,8 @@ _OPERATORS = ("stream", "gemm", "attention", "mla", "experts", "elementwise")
 def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Device:
     """Return the record of a device without a datasheet.
 
-    From its own measurements where a calibration run made the table, or else the best rates
-    that the table reaches, or those stated.
+    From the fastest copy and the fastest matrix product in each format where a calibration run
+    made the table, else the best rates that the rows reach; what is stated goes before either.
 
     Parameters
     ----------
@@ -29,107 +34,160 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
     name : str
         As people write it.
     stated : mapping of str to float
-        Any of bandwidth [B/s], flops [FLOP/s], link_bandwidth [B/s], memory [B].
+        Any of bandwidth [B/s], flops [FLOP/s] (of every format), link_bandwidth [B/s], memory
+        [B], l2 [B], multiprocessors [-].
 
     Raises
     ------
     FitError
-        When a rate is neither stated nor in the table.
+        When a rate is neither stated nor in the table, or one that is in it cannot be: a single
+        row far above all others, or a rate that no device has, the sign of another unit.
     """
-    if "memory_capacity" in table.record and not stated:
-        return _measured_device(table, name)
-    return _estimated_device(table, name, stated)
-
-
-def _measured_device(table: Table, name: str) -> Device:
-    """Return a record from the fastest copy and the fastest matrix product in each format."""
-    copies, products = table.of("stream"), table.of("gemm")
-    if not len(copies) or not len(products):
-        raise FitError(f"{name}: the table has no copy or no matrix product to take rates from")
-    bandwidth = float(np.max(copies.numbers["bytes"] / copies.numbers["seconds"]))
-    c = products.numbers
-    work = 2.0 * c["m"] * c["n"] * c["k"] / c["seconds"]
-    formats = {
-        str(x): float(work[products.texts["dtype"] == x].max())
-        for x in np.unique(products.texts["dtype"])
-    }
     record, machine = table.record, table.record.get("device", {})
-    try:
-        capacity, cache = float(record["memory_capacity"]), float(record["cache"])
-        units = int(machine.get("multiprocessors") or record["threads"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FitError(f"{name}: the sidecar lacks a number: {error}") from None
-    by = (
-        f"(measured by specmodel calibrate with torch {record.get('torch')}, "
-        f"{table.source['table']}, read {str(record.get('date'))[:10]})"
-    )
+    own = "memory_capacity" in record
+    found: dict[str, float] = _of_run(table, name) if own else _of_rows(table)
+    if own:
+        found |= {"memory": _number(record, "memory_capacity"), "l2": _number(record, "cache")}
+        found["multiprocessors"] = float(machine.get("multiprocessors") or record["threads"])
+    formats = [key for key in found if key.startswith("peak_flops.")]
+    if "flops" in stated:
+        found |= dict.fromkeys(formats, stated["flops"])
+    found |= {key: value for key, value in stated.items() if key != "flops"}
+    for key, flag in (("bandwidth", "--bandwidth GB/S"), ("memory", "--memory GB")):
+        if key not in found:
+            raise FitError(f"{name} has no record and the table does not tell its {key}: {flag}")
+    if not formats:
+        raise FitError(f"{name}: no row tells its FLOP/s: the table has no matrix product")
+    for key in ("bandwidth", *formats):
+        if not _PLAUSIBLE[0] <= found[key] <= _PLAUSIBLE[1]:
+            raise FitError(
+                f"{name}: {key} of {found[key]:.3g} a second: are seconds in another unit?"
+            )
+    by = f"measured by specmodel calibrate with torch {record.get('torch')}" if own else "of rows"
+    when = str(record.get("date"))[:10] if own else str(date.today())
+
+    def cite(key: str) -> str:
+        how = "given by hand" if key in stated or (key in formats and "flops" in stated) else by
+        return f"{found[key]:.6g} ({how}, {table.source.get('table', 'table')}, read {when})"
+
+    fields = {
+        "memory_bandwidth": "bandwidth",
+        "memory_capacity": "memory",
+        "l2_cache": "l2",
+        "multiprocessors": "multiprocessors",
+        "interconnect_bandwidth": "link_bandwidth",
+    }
+    known = {field: key for field, key in fields.items() if key in found}
+    values: dict[str, Any] = {field: found[key] for field, key in known.items()}
+    if "multiprocessors" in values:
+        values["multiprocessors"] = int(values["multiprocessors"])
     return Device(
         name=_name(name),
-        title=f"{name} (measured)",
+        title=f"{name} (measured)" if own else name,
         vendor="unknown",
         family=str(machine.get("kind", "unknown")),
-        peak_flops=formats,
-        memory_bandwidth=bandwidth,
-        memory_capacity=capacity,
-        l2_cache=cache,
-        multiprocessors=units,
+        peak_flops={key.partition(".")[2]: found[key] for key in formats},
+        **values,
         sources={
-            **{f"peak_flops.{x}": f"{r / 1e12:.4g} TFLOP/s {by}" for x, r in formats.items()},
-            "memory_bandwidth": f"{bandwidth / 1e9:.4g} GB/s {by}",
-            "memory_capacity": f"{capacity / 1e9:.4g} GB {by}",
-            "l2_cache": f"{cache:g} B {by}",
-            "multiprocessors": f"{units} {by}",
+            **{key: cite(key) for key in formats},
+            **{field: cite(key) for field, key in known.items()},
         },
     )
 
 
-def _name(title: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+def _of_run(table: Table, name: str) -> dict[str, float]:
+    """Return the rates of the fastest copy and products, none of them alone at the top."""
+    copies, products = table.of("stream"), table.of("gemm")
+    if not len(copies) or not len(products):
+        raise FitError(f"{name}: the table has no copy or no matrix product to take rates from")
+    c = products.numbers
+    work = 2.0 * c["m"] * c["n"] * c["k"] / c["seconds"]
+    found = {"bandwidth": float(np.max(copies.numbers["bytes"] / copies.numbers["seconds"]))}
+    for dtype in np.unique(products.texts["dtype"]):
+        mine = products.texts["dtype"] == dtype
+        order = np.argsort(work[mine])
+        best = work[mine][order[-1]]
+        if mine.sum() > 1 and best > _ALONE * work[mine][order[-2]]:
+            line = products.lines[mine][order[-1]]
+            raise FitError(
+                f"{table.source['table']}: line {line}: {best / 1e12:.3g} TFLOP/s is "
+                f"{best / work[mine][order[-2]]:.3g} times the next: is its time in another unit?"
+            )
+        found[f"peak_flops.{dtype}"] = float(best)
+    peak = table.record.get("peak", {})
+    stated = {"bandwidth": peak.get("memory_bandwidth")}
+    stated |= {f"peak_flops.{key}": rate for key, rate in peak.get("flops", {}).items()}
+    for key, rate in stated.items():
+        if rate and key in found and not 0.8 < found[key] / rate < 1.25:
+            raise FitError(
+                f"{table.source['table']}: {key} of {found[key]:.4g} a second, where the run that "
+                f"made it found {rate:.4g}: the table was changed, or is in other units"
+            )
+    return found
 
 
-def _estimated_device(table: Table, name: str, stated: Mapping[str, float]) -> Device:
-    """Return a record whose rates are the best that a table reaches, or those stated."""
-    found = {"bandwidth": [0.0], "flops": [0.0]}
-    formats = set()
+def _of_rows(table: Table) -> dict[str, float]:
+    """Return the best rates that rows reach, FLOP/s by number format."""
+    found: dict[str, list[float]] = {}
     for operator in _OPERATORS:
         rows = table.of(operator)
         if not len(rows):
             continue
-        formats |= {str(dtype) for dtype in rows.texts["dtype"] if dtype}
         moved, flops = traffic(operator, features(rows, operator))
         seconds = rows.numbers["seconds"]
-        found["bandwidth"].append(float(np.quantile(moved / seconds, _TOP)))
-        found["flops"].append(float(np.quantile(flops / seconds, _TOP)))
-    rates = {key: max(values) for key, values in found.items()} | dict(stated)
-    for key, flag in (("bandwidth", "--bandwidth"), ("flops", "--flops")):
-        if rates[key] <= 0:
-            raise FitError(f"{name}: no row tells its {key}: give {flag}")
-    if "memory" not in stated:
-        raise FitError(f"{name} has no record: give its memory with --memory GB")
-    today = date.today()
-    file = str(table.source.get("table", "table"))
+        found.setdefault("bandwidth", []).append(float(np.quantile(moved / seconds, _TOP)))
+        for dtype in np.unique([plain_format(x) for x in rows.texts["dtype"] if x]):
+            mine = np.array([plain_format(x) == dtype for x in rows.texts["dtype"]])
+            rate = float(np.quantile((flops / seconds)[mine], _TOP))
+            found.setdefault(f"peak_flops.{dtype}", []).append(rate)
+    return {key: max(values) for key, values in found.items()}
 
-    def cite(key: str) -> str:
-        how = "given by hand" if key in stated else "best of the table"
-        return f"{rates[key]:.4g} {how} (measurement table, {file}, read {today})"
 
-    return Device(
-        name=_name(name),
-        title=name,
-        vendor="unknown",
-        family="unknown",
-        peak_flops=dict.fromkeys(sorted(formats), rates["flops"]),
-        memory_bandwidth=rates["bandwidth"],
-        memory_capacity=rates["memory"],
-        interconnect_bandwidth=rates.get("link_bandwidth"),
-        sources={
-            **{f"peak_flops.{dtype}": cite("flops") for dtype in formats},
-            "memory_bandwidth": cite("bandwidth"),
-            "memory_capacity": cite("memory"),
-            **(
-                {"interconnect_bandwidth": cite("link_bandwidth")}
-                if "link_bandwidth" in rates
-                else {}
-            ),
-        },
+def with_multiprocessors(device: Device, table: Table) -> tuple[Device, str]:
+    """Return the device with the number of multiprocessors that its products fit best.
+
+    Parameters
+    ----------
+    device : Device
+        Without that number.
+    table : Table
+        With 16-bit matrix products.
+
+    Returns
+    -------
+    Device, str
+        Its family becomes ``estimated``; and a note on what was tried. Unchanged, and an empty
+        text, where the table has no such product.
+    """
+    rows = table.of("gemm")
+    rows = rows.where(np.isin(rows.texts["dtype"], ("bfloat16", "float16")))
+    if not len(rows):
+        return device, ""
+    some = rows.where(np.arange(len(rows)) % (1 + len(rows) // 1000) == 0)
+    tried = sorted({load_device(name).multiprocessors or 0 for name in device_names()} - {0})
+    off = {}
+    for units in tried:
+        data = Measured(
+            features=features(some, "gemm"),
+            seconds=some.numbers["seconds"],
+            groups=groups(some, "gemm"),
+            rates=replace(device, multiprocessors=units).rates(str(some.texts["dtype"][0])),
+        )
+        off[units] = fit_operator(GEMM_SPLIT_K, data).in_sample.mean
+    best = min(off, key=lambda units: off[units])
+    cited = f"{best} (estimated, {table.source.get('table', 'table')}, read {date.today()})"
+    found = replace(
+        device, multiprocessors=best, sources={**device.sources, "multiprocessors": cited}
     )
+    return found, f"multiprocessors: {best} fit the products best of {len(tried)} numbers tried"
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    try:
+        return float(record[key])
+    except (KeyError, TypeError, ValueError):
+        raise FitError(f"the sidecar has no number {key}") from None
+
+
+def _name(title: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")

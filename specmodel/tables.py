@@ -176,6 +176,12 @@ def read_table(path: str | Path, *, device: Device | None = None) -> Table:
         failures=tuple(failures),
         record=record,
     )
+    wanted = record.get("rows")
+    if isinstance(wanted, int) and len(rows) + len(failures) < wanted:
+        raise FitError(
+            f"{path}: line {len(lines)}: cut short, the run wrote {wanted} rows and "
+            f"{len(rows) + len(failures)} are here"
+        )
     _check_duplicates(table, str(path))
     _check_device(table, str(path), device)
     if device is not None:
@@ -249,7 +255,7 @@ def _sidecar(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     found = {key: str(record[key]) for key in wanted if record.get(key) is not None}
     if "torch" in found:
         found = {"engine": f"torch {found.pop('torch')}", **found}
-    for key in ("models", "device"):
+    for key in ("models", "device", "peak"):
         if not isinstance(record.get(key, {}), dict):
             raise FitError(f"{path}: {key}: must be a mapping")
     return found, record

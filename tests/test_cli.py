@@ -247,7 +247,7 @@ def test_the_draft_model_runs_in_the_format_asked_for(run: Run) -> None:
 
 
 def test_extrapolated_acceptance_is_noted(run: Run) -> None:
-    base = ("predict", "--gpu", "h100", "--batch", "1", "--acceptance-rates")
+    base = ("predict", "--gpu", "h100", "--basis", "generic", "--batch", "1", "--acceptance-rates")
     (note,) = run.json(*base, "0.9,0.8")["warnings"]
     assert "measured up to k = 2" in note
     (note,) = run.json(*base, "0.9,0.8", "--k", "2")["warnings"]  # the best k beside it

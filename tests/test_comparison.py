@@ -153,7 +153,7 @@ def test_workloads_are_cited_and_otherwise_marked(workload: str) -> None:
 def test_a_draft_that_does_not_scale_with_the_target() -> None:
     """A small draft gains little from tensor parallelism, so its share of a round grows.
 
-    Reported of vLLM: issue 4632 (draft tensor-parallel degree), USERS' draft placement.
+    Reported of vLLM: issue 4632 (draft tensor-parallel degree), a drafter on a device of its own.
     """
     big = sm.load_model("llama-3.1-70b")
     drafter = sm.DraftModel(sm.load_model("llama-3.2-1b"))

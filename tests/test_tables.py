@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import specmodel as sm
 from specmodel.errors import FitError
+from specmodel.rates import device_of_table
 from specmodel.tables import COLUMNS, features, groups, read_table
 
 H100 = sm.load_device("h100")
@@ -83,8 +87,8 @@ def test_rows_and_what_forms_take(write: Callable[..., Path]) -> None:
     assert np.unique(groups(table.of("gemm"), "gemm")).size == 1
     wide = features(table.in_format("attention", "bfloat16"), "attention")
     assert wide["kv_bytes"].tolist() == [8 * 4096 * 8 * 128 * 2 * 2]
-    # positions see 4096, 4097, 4098, 4099 tokens, 4 FLOP an element
-    assert wide["flops"].tolist() == [8 * 4 * 32 * 128 * (4096 * 4 + 6)]
+    # 4 positions see 4096 tokens each, 4 FLOP an element
+    assert wide["flops"].tolist() == [8 * 4 * 32 * 128 * 4096 * 4]
     half = features(table.in_format("attention", "fp8"), "attention")
     assert half["kv_bytes"].tolist() == [8 * 4096 * 8 * 128 * 2]
     touched = features(table.of("experts"), "experts")["touched"]
@@ -151,3 +155,63 @@ def test_bad_files_are_named(write: Callable[..., Path], tmp_path: Path) -> None
     path.with_suffix(".json").write_text("{")
     with pytest.raises(FitError, match="not valid JSON"):
         read_table(path)
+
+
+def own_table(folder: Path, seconds: Callable[[int, float], float], **record: Any) -> Path:
+    """Write a table as a calibration run does, its times changed, and what belongs to it."""
+    rows = [
+        {"operator": "stream", "dtype": "bfloat16", "mode": "eager", "bytes": 1e9, "seconds": 0.04}
+    ]
+    for n, m in product((1024, 2048, 4096), (1, 16, 64, 256)):
+        time = 1e-4 + 2 * n * n / 2e10 + 2 * m * n * n / 2e11
+        shape = {"m": m, "n": n, "k": n, "seconds": time}
+        rows.append({"operator": "gemm", "dtype": "bfloat16", "mode": "eager", **shape})
+    path = folder / "cpu.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for i, row in enumerate(rows):
+            time = seconds(i, row["seconds"])
+            writer.writerow({"device": "A CPU", "repeats": 3, **row, "seconds": f"{time:.9g}"})
+    peak = {"memory_bandwidth": 2.5e10, "flops": {"bfloat16": 1.9e11}}
+    whole = {
+        "device": {"device": "A CPU", "kind": "cpu"},
+        "memory_capacity": 1e10,
+        "cache": 3e7,
+        "threads": 1,
+        "torch": "2",
+        "peak": peak,
+        "rows": len(rows),
+    }
+    path.with_suffix(".json").write_text(json.dumps({**whole, **record}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("seconds", "record", "message"),
+    [
+        (lambda i, s: 1e3 * s, {}, "where the run that made it found"),
+        (lambda i, s: s / 1e3, {}, "where the run that made it found"),
+        (lambda i, s: 1e3 * s, {"peak": {}}, "are seconds in another unit"),
+        (lambda i, s: s / 1e3 if i == 7 else s, {}, "line 9: .* times the next"),
+        (lambda i, s: s, {"rows": 99}, "line 14: cut short, the run wrote 99 rows and 13 are here"),
+        (lambda i, s: s, {"cache": None}, "the sidecar has no number cache"),
+    ],
+)
+def test_a_table_that_is_not_what_the_run_wrote(
+    tmp_path: Path, seconds: Callable[[int, float], float], record: dict[str, Any], message: str
+) -> None:
+    path = own_table(tmp_path, seconds, **record)
+    with pytest.raises(FitError, match=message):
+        device_of_table(read_table(path), "A CPU", {})
+
+
+def test_a_device_from_its_own_table_and_what_is_stated(tmp_path: Path) -> None:
+    table = read_table(own_table(tmp_path, lambda i, s: s))
+    device = device_of_table(table, "A CPU", {})
+    assert device.memory_bandwidth == 2.5e10
+    assert (device.multiprocessors, device.l2_cache, device.family) == (1, 3e7, "cpu")
+    mine = device_of_table(table, "A CPU", {"bandwidth": 3e10, "multiprocessors": 4.0})
+    assert (mine.memory_bandwidth, mine.multiprocessors, mine.l2_cache) == (3e10, 4, 3e7)
+    assert mine.peak_flops == device.peak_flops
+    assert "given by hand" in mine.sources["memory_bandwidth"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from specmodel._version import __version__
@@ -12,7 +13,7 @@ from specmodel.errors import DomainError
 from specmodel.fitting import TableFit, calibrated_device, fit_table
 from specmodel.hardware import Device
 from specmodel.published import device_of, is_published, read_published
-from specmodel.rates import device_of_table
+from specmodel.rates import device_of_table, with_multiprocessors
 from specmodel.tables import read_table
 
 
@@ -25,16 +26,25 @@ def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit, Chec
         known = device_of(gpu)
         rows = read_published(table, gpu=gpu, engine=engine, device=known)
     else:
+        if not Path(table).exists():
+            raise DomainError(f"{table}: no such file or folder")
         if engine is not None:
             raise DomainError("--engine goes with a folder of published tables")
         known = device_of(gpu) if gpu is not None else _named_in(table)
         rows = read_table(table, device=known)
     estimated = known is None
     name = str(gpu or rows.texts["device"][0] or "device")
+    notes: list[str] = []
     device = known or device_of_table(rows, name, _stated(options))
+    if estimated:
+        notes.append("no datasheet: rates are estimated from the table or given by hand")
+        if device.multiprocessors is None:
+            device, note = with_multiprocessors(device, rows)
+            notes += [note] if note else []
+        if device.l2_cache is None:
+            notes.append("L2 cache not known: rows that it may have served are fitted too (--l2)")
     fitted = fit_table(rows, device)
-    notes = ("no datasheet: rates are estimated from the table or given by hand",) * estimated
-    found, check = checked_device(rows, calibrated_device(device, fitted, notes=notes))
+    found, check = checked_device(rows, calibrated_device(device, fitted, notes=tuple(notes)))
     return found, fitted, check
 
 
@@ -46,7 +56,14 @@ def _named_in(table: str) -> Device | None:
 
 def _stated(options: dict[str, Any]) -> dict[str, float]:
     """Return rates given by hand, in SI units."""
-    units = {"bandwidth": 1e9, "flops": 1e12, "link_bandwidth": 1e9, "memory": 1e9}
+    units = {
+        "bandwidth": 1e9,
+        "flops": 1e12,
+        "link_bandwidth": 1e9,
+        "memory": 1e9,
+        "l2": 1e6,
+        "multiprocessors": 1.0,
+    }
     return {key: options[key] * unit for key, unit in units.items() if options[key] is not None}
 
 

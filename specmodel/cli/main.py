@@ -224,6 +224,8 @@ def show(name: str, form: str) -> None:
 @click.option("--bandwidth", type=float, metavar="GB/S", help="Where no record has it.")
 @click.option("--flops", type=float, metavar="TFLOP/S", help="Where no record has it.")
 @click.option("--memory", type=float, metavar="GB", help="Where no record has it.")
+@click.option("--l2", type=float, metavar="MB", help="Last-level cache, where no record has it.")
+@click.option("--multiprocessors", type=int, metavar="N", help="Where no record has it.")
 @click.option("--link-bandwidth", type=float, metavar="GB/S", help="Where no record has it.")
 @click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
