@@ -253,6 +253,9 @@ def check_text(check: Check) -> str:
         shown = (check.errors(basis, width=1), check.wide_errors(basis), wide)
         texts = ["-" if one is None else f"{one.median:.1%}" for one in shown]
         lines.append(f"{basis:12}{texts[0]:>8}{texts[1]:>8}{texts[2]:>9}")
+    bias = departure(check).bias
+    longer = "longer" if bias > 0 else "shorter"
+    lines.append(f"passes take {abs(np.expm1(bias)):.1%} {longer} than their operators (median)")
     share, width = coverage(check)
     if np.isfinite(share):
         lines.append(

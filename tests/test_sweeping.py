@@ -250,7 +250,11 @@ def test_command_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--gpu", "h100", "-o", "out.nc", "--alpha", "0.9:0.5:0.1"], "FIRST:LAST:STEP"),
         (["--gpu", "h100", "-o", "out.nc", "--workers", "0"], "workers must be in [1, "),
         (["--gpu", "m4-max", "-o", "out.csv"], "no case of the sweep could be computed"),
-        (["--gpu", "h100", "-o", "out.nc", "--cluster", "tcp://127.0.0.1:9"], "no Dask scheduler"),
+        pytest.param(
+            ["--gpu", "h100", "-o", "out.nc", "--cluster", "tcp://127.0.0.1:9"],
+            "no Dask scheduler",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 @pytest.mark.filterwarnings("default")
