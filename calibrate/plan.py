@@ -198,7 +198,7 @@ def _allreduces(setting: Setting) -> Iterator[Case]:
 def _passes(setting: Setting, models: Mapping[str, ModelShape]) -> tuple[list[Case], list[Case]]:
     batches, contexts, widths = [1, 4, 16, 64], [1024, 8192], [1, 2, 3, 4, 5, 6, 8, 12, 16]
     if setting.kind == "cpu":
-        batches, contexts, widths = [1, 4, 16], [128, 1024], [1, 2, 4, 8, 16]
+        batches, contexts, widths = [1, 4, 16], [128, 1024], [1, 2, 3, 4, 6, 8, 16]
     if setting.tiny:
         batches, contexts, widths = [1, 2], [16], [1, 2]
     base: list[Case] = []
