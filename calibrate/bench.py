@@ -204,6 +204,8 @@ class Bench:
 
 def free_memory(device: torch.device) -> float:
     """Return the memory of a device that may be taken without swapping. [B]"""
+    if device.type == "meta":
+        return math.inf
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return 0.95 * float(torch.cuda.mem_get_info(device)[0] + held)

@@ -15,8 +15,9 @@ from specmodel.errors import DomainError
 class Cache:
     """A KV cache in which the first `lengths[b]` slots of sequence b are committed.
 
-    A pass writes behind the committed slots; what stands there before counts for nothing (its
-    attention weight is exactly zero). So a length is all it takes to commit or to roll back.
+    A pass writes behind the committed slots; what stood there before counts for nothing (its
+    attention weight is exactly zero, and it is finite where logits were). So a length is all it
+    takes to commit or to roll back.
 
     Parameters
     ----------

@@ -73,10 +73,18 @@ def load(
 
 
 def save(path: str | os.PathLike[str], decoder: Decoder) -> None:
-    """Write ``config.json`` and ``model.safetensors`` into a folder that `load` reads back."""
+    """Write ``config.json`` and ``model.safetensors`` into a folder that `load` reads back.
+
+    Raises
+    ------
+    CheckpointError
+        For scaled rotary frequencies, of which only the factors are known.
+    """
     from safetensors.torch import save_file
 
     folder = Path(path)
+    if decoder.config.rope_factors is not None:
+        raise CheckpointError(f"{folder}: scaled rotary frequencies cannot be written")
     text = json.dumps(to_dict(decoder.config), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous() for name, t in named_tensors(decoder).items()}

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specmodel import architectures
+from specmodel.architectures import MLP, Architecture, Attention
 from specmodel.architectures.keys import Keys
 from specmodel.errors import ArchitectureError, did_you_mean
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` that the engine runs."""
+
+_CONTEXT = 1 << 17  # of a random decoder whose model states none [token]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,16 @@ class DecoderConfig:
                     f"end token {token} is outside a vocabulary of {self.vocab}"
                 )
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        attention = (rows + self.heads * self.head_dim) * self.hidden
+        small = 2 * self.hidden + rows * self.qkv_bias + 2 * self.head_dim * self.qk_norm
+        layer = attention + 3 * self.hidden * self.intermediate + small
+        tables = self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.layers * layer + tables + self.hidden
+
 
 def from_dict(values: Mapping[str, Any], *, where: str = "config") -> DecoderConfig:
     """Return the decoder that the keys of a ``config.json`` describe.
@@ -133,15 +147,7 @@ def from_dict(values: Mapping[str, Any], *, where: str = "config") -> DecoderCon
 
 
 def to_dict(config: DecoderConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a decoder, which `from_dict` reads back equal.
-
-    Raises
-    ------
-    ArchitectureError
-        For scaled rotary frequencies, of which only the factors are known.
-    """
-    if config.rope_factors is not None:
-        raise ArchitectureError("a decoder with scaled rotary frequencies cannot be written")
+    """Return the ``config.json`` of a decoder, without `rope_factors`, which it has no key for."""
     window = {"sliding_window": config.window} if config.model_type == "mistral" else {}
     return {
         "architectures": [config.model_type.capitalize() + "ForCausalLM"],
@@ -161,6 +167,63 @@ def to_dict(config: DecoderConfig) -> dict[str, Any]:
         "eos_token_id": list(config.eos) or None,
         **window,
     }
+
+
+def to_architecture(config: DecoderConfig, *, name: str, dtype: str) -> Architecture:
+    """Return the record that the performance model predicts with.
+
+    Parameters
+    ----------
+    config : DecoderConfig
+    name : str
+    dtype : str
+        Number format of weights, activations and cache.
+    """
+    return architectures.from_dict({**to_dict(config), "dtype": dtype}, name=name, where=name)
+
+
+def from_architecture(model: Architecture) -> DecoderConfig:
+    """Return a decoder of a model's sizes, to run with random weights.
+
+    Raises
+    ------
+    ArchitectureError
+        When its layers differ, or are not grouped attention and a gated MLP.
+    """
+    kinds = {(layer.mixer, layer.mlp) for layer, _ in model.layers}
+    mixer, mlp = next(iter(kinds))
+    if len(kinds) > 1 or not isinstance(mixer, Attention) or not isinstance(mlp, MLP):
+        raise ArchitectureError(f"{model.name}: the engine runs equal layers of attention and MLP")
+    types = {(False, None): "llama", (True, None): "qwen2", (False, "head"): "qwen3"}
+    built = Attention(
+        heads=mixer.heads,
+        kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim,
+        window=mixer.window,
+        qkv_bias=mixer.qkv_bias,
+        qk_norm=mixer.qk_norm,
+    )
+    kind = types.get((mixer.qkv_bias, mixer.qk_norm))
+    if kind is None or mixer != built or mlp != MLP(width=mlp.width):
+        raise ArchitectureError(
+            f"{model.name}: the engine does not run layers of {mixer} and {mlp}"
+        )
+    return DecoderConfig(
+        model_type=kind if mixer.window is None else "mistral",
+        layers=sum(count for _, count in model.layers),
+        hidden=model.hidden_size,
+        heads=mixer.heads,
+        kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim,
+        intermediate=mlp.width,
+        vocab=model.vocab_size,
+        context=model.max_positions or _CONTEXT,
+        norm_eps=1e-5,
+        window=mixer.window,
+        qkv_bias=mixer.qkv_bias,
+        qk_norm=mixer.qk_norm is not None,
+        tied=model.tied_embeddings,
+    )
 
 
 def end_tokens(keys: Keys) -> tuple[int, ...]:

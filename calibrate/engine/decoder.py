@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrate.bench import free_memory
 from calibrate.engine.cache import Cache
-from calibrate.engine.config import DecoderConfig, from_dict, to_dict
+from calibrate.engine.config import DecoderConfig
 from specmodel.errors import DomainError
 
-__all__ = ["Decoder", "DecoderConfig", "from_dict", "to_dict"]
+__all__ = ["Decoder", "DecoderConfig"]
 
 
 class Pass(NamedTuple):
@@ -105,6 +106,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
     ----------
     config : DecoderConfig
     dtype, device : as torch takes them
+
+    Raises
+    ------
+    DomainError
+        When the weights need more memory than is free.
     """
 
     def __init__(
@@ -113,6 +119,9 @@ class Decoder(nn.Module):  # type: ignore[misc]
         super().__init__()
         kind = {"dtype": dtype, "device": device}
         c = self.config = config
+        size, free = c.parameters * dtype.itemsize, free_memory(torch.device(device))
+        if size > free:
+            raise DomainError(f"weights take {size / 1e9:.3g} GB; {free / 1e9:.3g} GB are free")
         self.embedding = nn.Parameter(torch.empty(c.vocab, c.hidden, **kind))
         self.layers = nn.ModuleList(Layer(c, **kind) for _ in range(c.layers))
         self.norm = nn.Parameter(torch.empty(c.hidden, **kind))

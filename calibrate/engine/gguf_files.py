@@ -124,7 +124,7 @@ def _config(values: _Values, stored: dict[str, Any]) -> DecoderConfig:
     for key in ("attention.value_length", "rope.dimension_count"):
         if whole(key, head_dim) != head_dim:
             raise CheckpointError(f"{values.file}: {kind}.{key}: must be head_dim {head_dim}")
-    eos = values.get("tokenizer.ggml.eos_token_id", int, None)
+    ends = [values.get(f"tokenizer.ggml.{k}_token_id", int, None) for k in ("eos", "eot")]
     factors = None
     if (tensor := stored.get(_FACTORS)) is not None:
         factors = tuple(np.asarray(tensor.data, np.float64).ravel().tolist())
@@ -146,7 +146,7 @@ def _config(values: _Values, stored: dict[str, Any]) -> DecoderConfig:
             qkv_bias=kind == "qwen2",
             qk_norm=kind == "qwen3",
             tied="output.weight" not in stored,
-            eos=() if eos is None else (eos,),
+            eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )
     except ArchitectureError as error:
         raise CheckpointError(f"{values.file}: {error}") from None
