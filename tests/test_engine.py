@@ -314,6 +314,9 @@ def test_features_are_what_the_head_reads(decoder: Decoder) -> None:
 def test_without_a_cache_there_are_gradients() -> None:
     with torch.inference_mode(False):
         decoder = tiny("qwen3")
+        cache = decoder.cache(2, 8)
+        decoder(random_tokens(2, 8), cache)
+        assert not cache.keys.requires_grad
         decoder(random_tokens(2, 8)).logsumexp(-1).sum().backward()
         assert all(bool(w.grad.any()) for w in decoder.parameters())
 

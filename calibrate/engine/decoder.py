@@ -182,7 +182,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         tokens : Tensor (batch, width) of int64
             Of ragged sequences, padded on the right with any token.
         cache : Cache, optional
-            Without one the new positions attend to each other alone, with gradients.
+            Without one the new positions attend to each other alone, and gradients flow.
         positions : Tensor (batch, width) of int64, optional
             Place of each in its text, by default ``lengths + column``; for nodes of a tree
             ``lengths + depth``. [token]
@@ -221,10 +221,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
     ) -> Tensor:
         """Return the normalised last hidden state (batch, width, hidden); see `forward`."""
         shared = self.prepare(*tokens.shape, cache=cache, positions=positions, mask=mask, span=span)
-        x = F.embedding(tokens, self.embedding)
-        for index in range(self.config.layers) if layers is None else layers:
-            x = self.layers[index](x, index, shared)
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
+        with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
+            x = F.embedding(tokens, self.embedding)
+            for index in range(self.config.layers) if layers is None else layers:
+                x = self.layers[index](x, index, shared)
+            return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return logits (..., vocab) of normalised hidden states (..., hidden)."""
