@@ -51,7 +51,7 @@ $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml
 # torch first and pinned: a looser request pulls a CUDA build of several GB.
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[sweep,notebooks,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,sweep,notebooks,dev]"
 	@touch $@ $(VENV)/.runtime
 
 clean:

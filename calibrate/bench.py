@@ -129,15 +129,7 @@ class Bench:
         """Return the memory that may be taken. [B]"""
         if self._limit is not None:
             return self._limit
-        if self.cuda:
-            held = torch.cuda.memory_reserved(self.device)
-            held -= torch.cuda.memory_allocated(self.device)
-            return 0.95 * float(torch.cuda.mem_get_info(self.device)[0] + held)
-        with suppress(OSError):
-            for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-                if line.startswith("MemAvailable:"):
-                    return 0.8 * 1024 * int(line.split()[1])
-        return 0.5 * self.capacity_bytes()
+        return free_memory(self.device)
 
     def capacity_bytes(self) -> float:
         """Return the memory of the device. [B]"""
@@ -208,6 +200,20 @@ class Bench:
             faster = took.get(_CUDNN, math.inf) < _CUDNN_GAIN * took[_FLASH]
             return _CUDNN if faster else _FLASH
         return _CUDNN if _CUDNN in took else "MATH"
+
+
+def free_memory(device: torch.device) -> float:
+    """Return the memory of a device that may be taken without swapping. [B]"""
+    if device.type == "meta":
+        return math.inf
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return 0.95 * float(torch.cuda.mem_get_info(device)[0] + held)
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 0.8 * 1024 * int(line.split()[1])
+    return 0.5 * float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def kernel_name(backend: SDPBackend | None) -> str:

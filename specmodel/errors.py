@@ -38,6 +38,10 @@ class FitError(SpecmodelError):
     """A fit that the measurements do not support."""
 
 
+class CheckpointError(SpecmodelError):
+    """Weights or a tokenizer that cannot be read, or do not fit the model they are for."""
+
+
 class ExtrapolationWarning(UserWarning):
     """A number outside the range that its inputs were measured in."""
 
