@@ -132,9 +132,8 @@ def tree_parents(parents: Any, tokens: Array) -> Array:
     """
     B, n = tokens.shape
     array = integers(parents, "parents", tokens, low=-1, high=n)
-    if array.ndim == 1:
-        array = namespace(tokens).stack([array] * B, axis=0)
-    expect_shape(array, "parents", (B, n))
+    expect_shape(array, "parents", (n,) if array.ndim == 1 else (B, n))
+    array = namespace(tokens).zeros_like(tokens) + array
     if bool((array >= put(np.arange(n), tokens)).any()):
         raise DomainError("parents must be -1 or an earlier node: the tree lists parents first")
     return array

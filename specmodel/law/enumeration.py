@@ -260,9 +260,14 @@ def _boxes(
             chance = float(accept_chance(laws[row], drafted[row], here))
             law = reject(laws[row], drafted[row], here, replacement=tree.replacement)
             laws[row], drafted[row] = law
-        sides.append([(chance / 2, chance), ((1 + chance) / 2, 1 - chance)])
+        sides.append(_side(np.array([0.0, chance, 1.0])))
     ends = [np.cumsum(np.exp(law)) for law in (*log_p, *laws)]
     cuts = np.unique(np.clip(np.concatenate([[0.0, 1.0], *ends]), 0.0, 1.0))
-    sides.append(list(zip((cuts[1:] + cuts[:-1]) / 2, np.diff(cuts), strict=True)))
-    for box in itertools.product(*([s for s in side if s[1] > 0] for side in sides)):
+    for box in itertools.product(*sides, _side(cuts)):
         yield [u for u, _ in box], float(np.prod([width for _, width in box]))
+
+
+def _side(cuts: Floats) -> list[tuple[float, float]]:
+    """Return the middle and the width of each interval that is not empty."""
+    middle = np.minimum((cuts[1:] + cuts[:-1]) / 2, np.nextafter(1.0, 0.0))
+    return [(m, w) for m, w in zip(middle.tolist(), np.diff(cuts).tolist(), strict=True) if w > 0]
