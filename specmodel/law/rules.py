@@ -82,8 +82,8 @@ def residual(log_p: Array, log_q: Array) -> Array:
     """
     xp = namespace(log_p)
     gap = log_q - log_p
-    log_rest = xp.where(gap > -0.6931, xp.log(-xp.expm1(gap)), xp.log1p(-xp.exp(gap)))
-    left = xp.where((log_p == -xp.inf) | (gap >= 0), -xp.inf, log_p + log_rest)
+    left = log_p + xp.log(-xp.expm1(gap))
+    left = xp.where((log_p == -xp.inf) | (gap >= 0), -xp.inf, left)
     none = xp.amax(left, axis=-1, keepdims=True) == -xp.inf
     return normalise(xp.where(none, log_p, left))
 
