@@ -70,7 +70,7 @@ def pair(kind: str, size: int, seed: int = 0) -> tuple[Model, Model]:
     if kind == "equal":
         return target, target
     if kind == "close":
-        return target, lambda prefix: trees.normalise(target(prefix) + 1e-9 * index)
+        return target, lambda prefix: rules.normalise(target(prefix) + 1e-9 * index)
     if kind == "disjoint":
         split = index % 2 == 0
         return table(rng, size, lambda p: p * split), table(rng, size, lambda p: p * ~split)
@@ -145,6 +145,21 @@ def test_chain_output_is_the_target(size: int, kind: str, deterministic: bool) -
 def test_ragged_chain_output_is_the_target(length: int) -> None:
     check_chain(pair("random", 3), 3, 3, length=length)
     check_chain(pair("zeros", 3), 3, 3, length=length, deterministic=True)
+
+
+def test_drafting_may_stop_on_what_was_drafted_but_not_drop_it() -> None:
+    target, drafter = pair("random", 3)
+
+    def sure(drafts: tuple[int, ...]) -> int:
+        """Return how many drafts come before the first that was unlikely."""
+        chances = [np.exp(drafter(drafts[:i])[t]) for i, t in enumerate(drafts)]
+        return next((i for i, q in enumerate(chances) if q < 0.3), len(drafts))
+
+    def stop(drafts: tuple[int, ...]) -> int:
+        return min(sure(drafts) + 1, len(drafts))
+
+    expect_exact(output_law_chain(target, drafter, 3, length=stop))
+    assert output_law_chain(target, drafter, 3, length=sure).total_variation > 0.01
 
 
 @pytest.mark.parametrize("how", ["independent", "distinct", "deterministic"])
@@ -269,8 +284,9 @@ def last_row_again(log_p: Any, log_q: Any, drafts: Any, accepted: Any, lengths: 
     k = drafts.shape[-1]
     rows = np.arange(len(drafts))
     target, first = log_p[rows, np.minimum(accepted, k - 1)], np.minimum(accepted, k - 1)
-    drafted = rules.one_hot(drafts[rows, first], 3, log_p) if log_q is None else log_q[rows, first]
-    return np.where((accepted < lengths)[:, None], residual(target, drafted), target)
+    drafted = None if log_q is None else log_q[rows, first]
+    corrected = rules.correction(target, drafted, drafts[rows, first])
+    return np.where((accepted < lengths)[:, None], corrected, target)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +450,7 @@ def batch(seed: int, B: int = 64, n: int = 3, size: int = 5) -> tuple[Any, ...]:
     rng = np.random.default_rng(seed)
     log_p, log_q = (log(rng.dirichlet(np.ones(size), size=(B, n + 1))) for _ in range(2))
     log_p[rng.random(log_p.shape) < 0.2] = -np.inf
-    log_p = trees.normalise(np.where(np.isinf(log_p).all(axis=-1, keepdims=True), 0.0, log_p))
+    log_p = rules.normalise(np.where(np.isinf(log_p).all(axis=-1, keepdims=True), 0.0, log_p))
     return log_p, log_q, rng.integers(0, size, (B, n)), rng.random((B, n + 1))
 
 
@@ -588,6 +604,14 @@ def test_residual_at_the_edges() -> None:
     assert np.exp(residual(near, half)) == pytest.approx([0.8, 0.2, 0], abs=1e-11)
     small = np.array([-800.0, -801.0, 0.0])
     assert np.exp(residual(small, log([0, 0, 1]))).sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_a_draft_without_chance_is_a_law_all_on_it() -> None:
+    p = log([[0.5, 0.3, 0.2], [0.0, 0.4, 0.6], [1.0, 0.0, 0.0]])
+    token, hot = np.zeros(3, dtype=int), log([[1.0, 0.0, 0.0]] * 3)
+    assert accept_chance(p, None, token) == pytest.approx(accept_chance(p, hot, token))
+    one, other = rules.correction(p, None, token), rules.correction(p, hot, token)
+    assert np.exp(one) == pytest.approx(np.exp(other))
 
 
 def test_without_takes_tokens_out_until_none_is_left() -> None:

@@ -5,9 +5,9 @@
 """
 
 from specmodel.law.enumeration import OutputLaw, output_law_chain, output_law_tree, target_law
-from specmodel.law.rules import accept_chance, draw, residual, verify_chain
+from specmodel.law.rules import accept_chance, draw, residual, verify_chain, without
 from specmodel.law.transforms import Transform, seen_along
-from specmodel.law.trees import draw_siblings, verify_tree, without
+from specmodel.law.trees import draw_siblings, verify_tree
 
 __all__ = [
     "Transform",

@@ -15,7 +15,10 @@ from specmodel.errors import DomainError
 
 Array = Any  # numpy.ndarray or torch.Tensor, of one library within one call
 
-quiet = np.errstate(divide="ignore", over="ignore", invalid="ignore")  # log 0 is meant
+
+def quiet() -> np.errstate:
+    """Return a decorator under which NumPy does not warn of log 0 and what follows from it."""
+    return np.errstate(divide="ignore", over="ignore", invalid="ignore")
 
 
 def namespace(array: Array) -> Any:
@@ -97,12 +100,12 @@ def at(array: Array, index: Array) -> Array:
     return xp.take_along_dim(array, index[..., None], -1)[..., 0]
 
 
-def descending(array: Array) -> Array:
-    """Return the order of the last axis from largest to least, earlier index first on ties."""
+def largest(array: Array, n: int) -> Array:
+    """Return the n largest of the last axis, from the largest down."""
     xp = namespace(array)
     if xp is np:
-        return np.argsort(-array, axis=-1, kind="stable")
-    return xp.argsort(-array, axis=-1, stable=True)
+        return -np.sort(np.partition(-array, n - 1, axis=-1)[..., :n], axis=-1)
+    return xp.topk(array, n, -1).values
 
 
 def one_hot(token: Array, size: int, like: Array) -> Array:
@@ -112,7 +115,7 @@ def one_hot(token: Array, size: int, like: Array) -> Array:
     return xp.asarray(xp.where(hot, 0.0, -xp.inf), dtype=like.dtype)
 
 
-@quiet
+@quiet()
 def normalise(logs: Array) -> Array:
     """Return `logs` minus the log of their summed exponentials; rows without mass unchanged."""
     xp = namespace(logs)

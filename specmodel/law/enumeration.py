@@ -61,7 +61,7 @@ def output_law_chain(
     drafter: Model,
     k: int,
     *,
-    length: int | None = None,
+    length: int | Callable[[Tokens], int] | None = None,
     deterministic: bool = False,
     claimed: Model | None = None,
 ) -> OutputLaw:
@@ -73,8 +73,9 @@ def output_law_chain(
         From a tuple of tokens (the drafts so far) to log probabilities [V], in NumPy.
     k : int
         Columns of drafts. [token]
-    length : int, optional
-        Drafts the sequence really has, as in a ragged batch; k without it. [token]
+    length : int or callable, optional
+        Drafts the sequence really has, as in a ragged batch, or a function of the k drafts that
+        says how many of them are proposed; k without it. [token]
     deterministic : bool
         Whether the draft is the drafter's likeliest token instead of a draw.
     claimed : callable, optional
@@ -94,10 +95,10 @@ def output_law_chain(
     (1.7, True)
     """
     k = int(whole_array(k, "k", unit="token"))
-    limit = k if length is None else length
+    kept = length if callable(length) else lambda drafts: k if length is None else length
 
     def verify(log_p: Any, log_q: Any, tokens: Any, u: Any) -> Iterator[Block]:
-        lengths = np.full(len(tokens), limit)
+        lengths = np.array([kept(tuple(row)) for row in tokens.tolist()])
         log_q = None if log_q is None else log_q[:, :k]
         accepted, token = verify_chain(log_p, log_q, tokens, u, lengths)
         return ((list(range(a)), t) for a, t in zip(accepted, token, strict=True))

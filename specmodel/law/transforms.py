@@ -11,10 +11,11 @@ import numpy as np
 from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.law.arrays import (
     Array,
-    descending,
+    at,
     expect_shape,
     floats,
     integers,
+    largest,
     namespace,
     normalise,
     one_hot,
@@ -87,7 +88,7 @@ class Transform:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
-    @quiet
+    @quiet()
     def log_probabilities(self, logits: Array, seen: Array | None = None) -> Array:
         """Return log p, normalised, -inf where a token is cut.
 
@@ -134,16 +135,15 @@ class Transform:
 
     def _likeliest(self, x: Array) -> Array:
         """Return x with all but the likeliest tokens cut, as many as top-k and top-p allow."""
-        xp = namespace(x)
-        order = descending(x)
-        k = x.shape[-1] if self.top_k is None else self.top_k
-        kept = put(np.arange(x.shape[-1]), x) < k
-        if self.top_p not in (None, 1):
-            ordered = xp.take_along_axis(x, order, -1) if xp is np else xp.gather(x, -1, order)
-            p = xp.exp(normalise(xp.where(kept, ordered, -xp.inf)))
-            kept = kept & (xp.cumsum(p, axis=-1) - p < self.top_p)  # the mass before it
-        rank = xp.argsort(order, axis=-1)
-        return xp.where(rank < xp.sum(kept, axis=-1, keepdims=True), x, -xp.inf)
+        xp, size = namespace(x), int(x.shape[-1])
+        ordered = largest(x, size if self.top_k is None else min(int(self.top_k), size))
+        p = xp.exp(normalise(ordered))
+        enough = math.inf if self.top_p in (None, 1) else self.top_p
+        last = xp.sum(xp.cumsum(p, axis=-1) - p < enough, axis=-1) - 1  # by the mass before it
+        least = at(ordered, last)[..., None]
+        above, equal = x > least, x == least
+        room = last[..., None] + 1 - xp.sum(above, axis=-1, keepdims=True)
+        return xp.where(above | (equal & (xp.cumsum(equal, axis=-1) <= room)), x, -xp.inf)
 
 
 def seen_along(seen: Array, tokens: Array, parents: Sequence[int] | Array | None = None) -> Array:

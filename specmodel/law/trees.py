@@ -26,31 +26,12 @@ from specmodel.law.arrays import (
     floats,
     integers,
     namespace,
-    normalise,
     one_hot,
     put,
     tree_parents,
     uniforms,
 )
-from specmodel.law.rules import accept_chance, check_laws, draw, residual
-
-
-def without(log_q: Array, token: Array) -> Array:
-    """Return q with `token` taken out and the rest renormalised; all -inf when none is left.
-
-    Parameters
-    ----------
-    log_q : array, shape (..., V)
-    token : array of int, shape (...)
-
-    Examples
-    --------
-    >>> np.exp(without(np.log([0.5, 0.25, 0.25]), np.array(0))).round(3).tolist()
-    [0.0, 0.5, 0.5]
-    """
-    xp = namespace(log_q)
-    taken = put(np.arange(log_q.shape[-1]), log_q) == token[..., None]
-    return normalise(xp.where(taken, -xp.inf, log_q))
+from specmodel.law.rules import accept_chance, check_laws, correction, draw, without
 
 
 def draw_siblings(log_q: Array, u: Array, *, replacement: bool = True) -> Array:
@@ -94,9 +75,8 @@ def reject(
 
     `drafted` is s, None for candidates chosen without chance.
     """
-    if drafted is None:
-        return residual(law, one_hot(token, law.shape[-1], law)), None
-    return residual(law, drafted), drafted if replacement else without(drafted, token)
+    spent = drafted is None or replacement
+    return correction(law, drafted, token), drafted if spent else without(drafted, token)
 
 
 def verify_tree(
