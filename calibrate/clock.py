@@ -71,6 +71,11 @@ class Clock:
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
+    def now(self) -> float:
+        """Return the time after all that was asked of the device is done. [s]"""
+        self.synchronise()
+        return self._now()
+
     def warm_up(self) -> None:
         """Keep a GPU busy for about a second, so that its clocks rise before anything is timed."""
         if self.cuda:
@@ -137,8 +142,7 @@ class Clock:
         start = self._now()
         for _ in range(many):
             run()
-        self.synchronise()
-        return self._now() - start
+        return self.now() - start
 
     def _by_events(self, run: Callable[[], object], many: int) -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -230,7 +230,7 @@ def _safetensors(file: Path) -> Iterable[tuple[str, tuple[int, ...], Read]]:
     except ImportError:
         raise CheckpointError(f"{file}: needs safetensors: pip install specmodel[engine]") from None
     try:
-        opened = safe_open(file, framework="pt", device="cpu")
+        opened: Any = safe_open(file, framework="pt", device="cpu")
         for name in opened.keys():  # noqa: SIM118 (it is no mapping)
             shape = tuple(opened.get_slice(name).get_shape())
             yield name, shape, partial(opened.get_tensor, name)

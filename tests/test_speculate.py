@@ -1,0 +1,326 @@
+"""Speculative decoding that runs: what is committed is what the target alone would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from specmodel.errors import DomainError
+from specmodel.law import Transform
+
+torch = pytest.importorskip("torch", reason="decoding needs torch")
+
+from calibrate.engine.cache import Cache  # noqa: E402
+from calibrate.engine.config import DecoderConfig  # noqa: E402
+from calibrate.engine.decoder import Decoder  # noqa: E402
+from calibrate.engine.generate import generate  # noqa: E402
+from calibrate.speculate import drafters  # noqa: E402
+from calibrate.speculate.drafters import (  # noqa: E402
+    DraftModel,
+    Forced,
+    NGram,
+    SelfLayers,
+    SparseCache,
+    check_pair,
+)
+from calibrate.speculate.loop import speculate  # noqa: E402
+from calibrate.speculate.text import Text  # noqa: E402
+
+SMALL = DecoderConfig(
+    model_type="llama",
+    layers=3,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    vocab=23,
+    context=512,
+    rope_theta=10_000.0,
+    norm_eps=1e-5,
+)
+
+
+def decoder(config: DecoderConfig = SMALL, seed: int = 0, scale: float = 1.0) -> Decoder:
+    found = Decoder(config).randomise(seed)
+    with torch.no_grad():
+        found.head.mul_(scale)
+    return found
+
+
+def near(target: Decoder, seed: int = 1, noise: float = 0.3) -> Decoder:
+    """Return a draft model that often agrees: the target with its weights disturbed."""
+    found = Decoder(target.config)
+    found.load_state_dict(target.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    return found
+
+
+DRAFTERS: dict[str, Callable[[Decoder], Any]] = {
+    "same model": DraftModel,
+    "near model": lambda target: DraftModel(near(target)),
+    "other model": lambda target: DraftModel(decoder(seed=5)),
+    "n-gram": lambda target: NGram(),
+    "early exit": lambda target: SelfLayers(target, [0, 1]),
+    "layers left out": lambda target: SelfLayers(target, [0, 2]),
+    "sparse cache": lambda target: SparseCache(target, sink=2, window=5),
+}
+
+
+def prompts(count: int, *, longest: int = 20, seed: int = 0) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 23, random.integers(1, longest)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_text_is_the_text_of_plain_decoding(name: str) -> None:
+    target = decoder()
+    given = prompts(16)
+    plain = generate(target, given, max_new_tokens=24)
+    for k in (1, 2, 5):
+        found = speculate(target, DRAFTERS[name](target), given, k=k, max_new_tokens=24)
+        assert found.tokens == plain
+        for turn in found.rounds:
+            assert (turn.accepted <= turn.drafted).all()
+        assert (turn.drafted <= k).all()
+
+
+@pytest.mark.parametrize("name", ["near model", "n-gram", "early exit", "sparse cache"])
+def test_end_tokens_within_an_accepted_block(name: str) -> None:
+    target, given = decoder(), prompts(24, seed=3)
+    ends = (3, 7)
+    plain = generate(target, given, max_new_tokens=30, eos=ends)
+    assert len({len(tokens) for tokens in plain}) > 2  # some end early
+    found = speculate(target, DRAFTERS[name](target), given, k=4, max_new_tokens=30, eos=ends)
+    assert found.tokens == plain
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_committed_tokens_follow_the_target(name: str) -> None:
+    """Chi-square of the joint law of two tokens on 20,000 draws, given a first one."""
+    config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
+    target = decoder(config, scale=1.5)
+    make = {
+        "same model": lambda: DraftModel(target),
+        "near model": lambda: DraftModel(near(target)),
+        "other model": lambda: DraftModel(decoder(config, seed=5, scale=2.0)),
+        "n-gram": NGram,
+        "early exit": lambda: SelfLayers(target, [0]),
+        "layers left out": lambda: SelfLayers(target, [1]),
+        "sparse cache": lambda: SparseCache(target, sink=0, window=1),
+    }[name]
+    assert _p_value(target, make(), seed=2) > 1e-3
+
+
+def _p_value(target: Decoder, drafter: Any, *, seed: int, k: int = 3, draws: int = 20_000) -> float:
+    """Return the p-value of tokens 2 and 3 given the prompt and token 1, over all token 1."""
+    size, prompt = target.config.vocab, [1, 2, 1, 2]
+    how = Transform(temperature=0.9, top_p=0.97)
+    found = speculate(
+        target, drafter, [prompt] * draws, k=k, max_new_tokens=3, transform=how, seed=seed, eos=()
+    )
+    seen = np.zeros((size, size, size))
+    np.add.at(seen, tuple(np.array(found.tokens).T), 1)
+    words = torch.cartesian_prod(*[torch.arange(size)] * 3)
+    text = torch.cat((torch.tensor(prompt).expand(len(words), 4), words), 1)
+    with torch.inference_mode():
+        law = how.log_probabilities(target(text).double())[:, 3:6]
+    expected = draws * law.gather(2, words[:, :, None])[..., 0].sum(1).exp().numpy()
+    possible = expected > 0
+    if seen.reshape(-1)[~possible].any():
+        return 0.0
+    rare = possible & (expected < 5)
+    counts = np.append(seen.reshape(-1)[possible & ~rare], seen.reshape(-1)[rare].sum())
+    means = np.append(expected[possible & ~rare], expected[rare].sum())
+    keep = means > 0
+    return float(
+        chisquare(counts[keep], means[keep] * counts[keep].sum() / means[keep].sum()).pvalue
+    )
+
+
+def _keep_rejected(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
+    class Kept(Cache):
+        def advance(self, counts: Any) -> None:
+            counts = torch.as_tensor(counts)
+            rejected = (self.lengths >= 4) & (counts > 0) & (counts < 3)
+            super().advance(counts + rejected.long())
+
+    monkeypatch.setattr(target, "cache", lambda batch, size: Kept(target.config, batch, size + 1))
+
+
+def _tell_another_q(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
+    real = drafters.draft_chain
+
+    def chain(*arguments: Any) -> Any:
+        found = real(*arguments)
+        return found._replace(log_q=torch.log_softmax(found.log_q.clamp(min=-8) / 2, -1))
+
+    monkeypatch.setattr(drafters, "draft_chain", chain)
+
+
+def _correct_from_p(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
+    monkeypatch.setattr("specmodel.law.rules.residual", lambda log_p, log_q: log_p)
+
+
+@pytest.mark.parametrize("plant", [_keep_rejected, _tell_another_q, _correct_from_p])
+def test_planted_bugs_are_caught(
+    plant: Callable[[pytest.MonkeyPatch, Decoder], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
+    target = decoder(config, scale=1.5)
+    drafter = DraftModel(decoder(config, seed=5, scale=2.0))
+    plant(monkeypatch, target)
+    assert _p_value(target, drafter, seed=2) < 1e-6
+
+
+def test_a_draft_model_that_is_the_target_is_always_right() -> None:
+    target, how = decoder(), Transform(temperature=0.8, top_k=9, repetition_penalty=1.2)
+    found = speculate(
+        target, DraftModel(target), prompts(6), k=4, max_new_tokens=26, transform=how, eos=()
+    )
+    assert len(found.rounds) == 5  # one token of the prompts' pass, five of each round
+    for turn in found.rounds:
+        assert (turn.accepted == 4).all()
+        assert (turn.committed == 5).all()
+        np.testing.assert_allclose(turn.overlap, 1, atol=1e-5)
+
+
+def test_a_window_over_everything_is_the_target() -> None:
+    target = decoder()
+    found = speculate(
+        target, SparseCache(target, sink=3, window=400), prompts(6), k=4, max_new_tokens=26, eos=()
+    )
+    assert all((turn.accepted == 4).all() for turn in found.rounds)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rounds_add_up(name: str) -> None:
+    target, k = decoder(), 3
+    given = prompts(12, seed=7)
+    found = speculate(
+        target,
+        DRAFTERS[name](target),
+        given,
+        k=k,
+        max_new_tokens=20,
+        transform=Transform(temperature=0.7),
+        eos=(3,),
+    )
+    lengths = np.ones(12, int)
+    for turn in found.rounds:
+        lengths += np.where(turn.active, turn.committed, 0)
+        whole = turn.active & (turn.committed <= turn.accepted)
+        assert (turn.committed[turn.active] >= 1).all()
+        assert (turn.committed[turn.active] <= turn.accepted[turn.active] + 1).all()
+        assert turn.overlap.shape == (12, k)
+        assert (np.isnan(turn.overlap).sum(1) == k - turn.drafted).all()
+        assert min(turn.T_d, turn.T_v, turn.T_o) >= 0
+        assert all(
+            len(tokens) == 20 or tokens[-1] == 3
+            for tokens, cut in zip(found.tokens, whole, strict=True)
+            if cut
+        )
+    assert lengths.tolist() == [len(tokens) for tokens in found.tokens]
+
+
+def test_acceptance_is_the_overlap_of_the_laws() -> None:
+    """Of the first draft; the mean of sum min(p, q) is what its rate is drawn around."""
+    target = decoder()
+    found = speculate(
+        target,
+        DraftModel(near(target, noise=0.5)),
+        prompts(400),
+        k=1,
+        max_new_tokens=20,
+        transform=Transform(),
+        eos=(),
+    )
+    accepted = np.concatenate([turn.accepted[turn.active] for turn in found.rounds])
+    overlap = np.concatenate([turn.overlap[turn.active, 0] for turn in found.rounds])
+    error = np.sqrt((overlap * (1 - overlap)).sum()) / len(overlap)
+    assert 0.2 < overlap.mean() < 0.95
+    assert abs(accepted.mean() - overlap.mean()) < 4 * error
+
+
+def test_drafting_leaves_the_target_cache_as_it_was() -> None:
+    target = decoder()
+    for drafter in (SelfLayers(target, [0, 2]), SparseCache(target, sink=1, window=4)):
+        text = Text(prompts(5), 60, vocab=23)
+        cache = target.cache(5, 60)
+        with torch.inference_mode():
+            drafters.prefill(
+                target,
+                [row[: n - 1] for row, n in zip(text.tokens, text.lengths, strict=True)],
+                cache,
+            )
+            before = cache.clone()
+            drafter.start(text, cache)
+            drafter.propose(4, Transform(), lambda *shape: torch.rand(shape))
+        assert torch.equal(cache.lengths, before.lengths)
+        for i, n in enumerate(cache.lengths.tolist()):
+            assert torch.equal(cache.keys[:, i, :, :n], before.keys[:, i, :, :n])
+            assert torch.equal(cache.values[:, i, :, :n], before.values[:, i, :, :n])
+
+
+def test_forced_acceptance_is_what_was_asked_for() -> None:
+    target = decoder()
+    drafter = Forced(DraftModel(decoder(seed=5)), [0.8, 0.5])
+    found = speculate(target, drafter, prompts(200), k=3, max_new_tokens=40, eos=())
+    accepted = np.concatenate([turn.accepted[turn.active] for turn in found.rounds])
+    for j, rate in enumerate((0.8, 0.4, 0.2), start=1):
+        assert abs((accepted >= j).mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / len(accepted))
+    assert len({len(tokens) for tokens in found.tokens}) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts"),
+    [
+        ([5, 6, 7, 5, 6], [7, 5, 6]),  # as far as the text goes
+        ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2]),  # the latest place
+        ([3, 1, 2, 4, 5, 2, 6, 7, 1, 2], [4, 5, 2]),  # the longest match, not the latest
+        ([1, 1, 1, 1], [1]),
+        ([1, 2, 3], []),
+        ([1], []),
+    ],
+)
+def test_prompt_lookup(tokens: list[int], drafts: list[int]) -> None:
+    drafter = NGram()
+    text = Text([tokens, [1, 2, 3, 4, 5, 1]], 12, vocab=23)
+    drafter.start(text, Any)
+    found = drafter.propose(3, Transform(), torch.rand)
+    assert found.tokens[0, : found.lengths[0]].tolist() == drafts
+    assert found.tokens[1, : found.lengths[1]].tolist() == [2, 3, 4]
+
+
+def test_what_cannot_be_decoded_is_refused() -> None:
+    target = decoder()
+    with pytest.raises(DomainError, match="prompt 1 is empty"):
+        speculate(target, None, [[1], []], k=0, max_new_tokens=2)
+    with pytest.raises(DomainError, match="k must be"):
+        speculate(target, None, [[1]], k=-1, max_new_tokens=2)
+    with pytest.raises(DomainError, match="more than the model's 512"):
+        speculate(target, None, [[1] * 510], k=0, max_new_tokens=3)
+    with pytest.raises(DomainError, match="vocabulary of 5 tokens is not the target's of 23"):
+        check_pair(target, decoder(replace(SMALL, vocab=5)))
+    for layers in ([], [0, 1, 2], [1, 0], [0, 0], [0, 3], [-1, 0]):
+        with pytest.raises(DomainError, match="layers must"):
+            SelfLayers(target, layers)
+    for rates in ([], [1.1], [-0.1], [float("nan")]):
+        with pytest.raises(DomainError, match="rates must be"):
+            Forced(NGram(), rates)
+    with pytest.raises(DomainError, match="sink must be"):
+        SparseCache(target, window=0)
+    with pytest.raises(DomainError, match="shortest"):
+        NGram(longest=1, shortest=2)
+    with torch.no_grad():
+        target.norm.fill_(torch.nan)
+    with pytest.raises(DomainError, match="not finite"):
+        speculate(target, NGram(), [[1, 2, 1]], k=2, max_new_tokens=3)
