@@ -204,7 +204,8 @@ class SelfLayers(_Chain):
         count = target.config.layers
         chosen = list(layers)
         if not chosen or chosen != sorted(set(chosen)) or not 0 <= chosen[0] <= chosen[-1] < count:
-            raise DomainError(f"layers must increase within [0, {count - 1}]; got {chosen}")
+            shown = ", ".join(map(str, chosen[:8])) + ", ..." * (len(chosen) > 8)
+            raise DomainError(f"layers must increase within [0, {count - 1}]; got {shown}")
         if len(chosen) == count:
             raise DomainError(f"layers must leave some of the {count} out")
         self.target, self.layers = target, chosen

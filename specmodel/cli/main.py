@@ -40,6 +40,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
             {"metavar": "MODEL", "help": "The draft model's or head's name or config.json."},
         ),
         ("--alpha", {"help": "Chance that a draft token is accepted, 0 to 1."}),
+        ("--acceptance", {"metavar": "FILE", "help": "As `measure --format json` found it."}),
         ("--acceptance-rates", {"metavar": "A1,A2,..", "help": "Unconditional rate by position."}),
         ("--acceptance-length", {"metavar": "G", "help": "Mean tokens per round, bonus included."}),
         (
@@ -272,6 +273,40 @@ def calibrate(**options: Any) -> None:
     from specmodel.cli.output import write
 
     write(run(options))
+
+
+@cli.command()
+@click.option("--target", required=True, metavar="DIR|GGUF", help="Folder or file of the model.")
+@click.option(
+    "--draft",
+    required=True,
+    metavar="DIR|GGUF|KIND",
+    help="Or ngram, exit:N, layers:N,N,..., sparse:SINK,WINDOW.",
+)
+@click.option("--device", metavar="cuda:N|cpu", default="cuda:0", show_default=True)
+@click.option("--dtype", metavar="DTYPE", help="Such as bf16 [what the device is fast in].")
+@click.option("--k", metavar="LIST", default="4", show_default=True, help="Drafts of a round.")
+@click.option("--batch", metavar="LIST", default="1", show_default=True, help="Sequences.")
+@click.option("--temperature", metavar="LIST", default="0", show_default=True)
+@click.option("--prompts", metavar="FILE", help="One a line, or .jsonl [Python source text].")
+@click.option("--requests", metavar="N", default="8", show_default=True, help="Prompts to take.")
+@click.option("--max-new-tokens", metavar="N", default="64", show_default=True)
+@click.option("--profile", metavar="FILE", help="Of this device [calibrates for a minute].")
+@click.option("--seed", metavar="N", default="0", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+def measure(form: str, **options: Any) -> None:
+    """Decode speculatively with your checkpoints, measured beside predicted (needs torch).
+
+    Both models, the drafter's law and the sampler are real; every text is continued by
+    --max-new-tokens, past end tokens. The prediction takes the measured acceptance and no time of
+    the measured rounds.
+    """
+    from specmodel.cli.measuring import measure as run
+    from specmodel.cli.output import write
+
+    write(run(options, form))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

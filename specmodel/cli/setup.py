@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from specmodel.report import Setup
 from specmodel.roofline import Execution
 from specmodel.speculation import drafter_execution
 
-ACCEPTANCE_OPTIONS = ("alpha", "acceptance_rates", "acceptance_length")
+ACCEPTANCE_OPTIONS = ("alpha", "acceptance", "acceptance_rates", "acceptance_length")
 """Ways to state acceptance; at most one of them is given."""
 
 MOST_DRAFTS = 1000
@@ -72,7 +73,7 @@ def build(options: dict[str, Any]) -> Request:
         target,
         draft=draft,
         workload=options["workload"],
-        hit_rate=optional(parse_number, options["hit_rate"], name="hit rate"),
+        hit_rate=_hit_rate(options),
         layer_fraction=optional(parse_number, options["layer_fraction"], name="layer fraction"),
         kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
     )
@@ -215,6 +216,30 @@ def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:
     )
 
 
+def _hit_rate(options: dict[str, Any]) -> float | None:
+    """Return the share given, or what was measured beside the acceptance."""
+    if options["hit_rate"] is None and options["acceptance"] and options["drafter"] == "ngram":
+        return float(_measured(options)["acceptance"]["hit_rate"])
+    return optional(parse_number, options["hit_rate"], name="hit rate")
+
+
+def _measured(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the point of a `measure` record that has the most drafts, the first of equals."""
+    file = Path(options["acceptance"])
+    try:
+        points = json.loads(file.read_text(encoding="utf-8"))["points"]
+        point: dict[str, Any] = max(points, key=lambda point: int(point["k"]))
+        found = point["acceptance"]
+        rates = [float(rate) for rate in found["per_position"]]
+        point["acceptance"] = {"per_position": rates, "hit_rate": float(found["hit_rate"])}
+        point["temperature"], point["batch"] = float(point["temperature"]), int(point["batch"])
+    except FileNotFoundError:
+        raise DomainError(f"{file}: no such file") from None
+    except (ValueError, TypeError, KeyError):
+        raise DomainError(f"{file}: not what `specmodel measure --format json` prints") from None
+    return point
+
+
 def _acceptance(
     options: dict[str, Any], kind: str, k: int | None, assumed: dict[str, str]
 ) -> Acceptance:
@@ -235,6 +260,13 @@ def _acceptance(
         return typical.acceptance
     if given == ["alpha"]:
         return Geometric(parse_number(options["alpha"], name="alpha"))
+    if given == ["acceptance"]:
+        point = _measured(options)
+        assumed["acceptance"] = (
+            f"{options['acceptance']}: temperature {point['temperature']:g}, batch "
+            f"{point['batch']}, k {point['k']}"
+        )
+        return PerPosition(point["acceptance"]["per_position"])
     if given == ["acceptance_rates"]:
         return PerPosition(parse_rates(options["acceptance_rates"]))
     measured = (

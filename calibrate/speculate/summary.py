@@ -1,0 +1,143 @@
+"""Acceptance from rounds that were run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_RESAMPLES = 1000
+_QUANTILES = (0.05, 0.95)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drafted:
+    """What became of the drafts of every sequence in every round.
+
+    Attributes
+    ----------
+    request : ndarray of int (n,)
+        Which prompt.
+    drafted, accepted, committed : ndarray of int (n,)
+        See `calibrate.speculate.loop.Round`.
+    overlap : ndarray of float (n, k)
+        Sum of min(p, q) at each draft, NaN where there was none. [-]
+    """
+
+    request: NDArray[np.int64]
+    drafted: NDArray[np.int64]
+    accepted: NDArray[np.int64]
+    committed: NDArray[np.int64]
+    overlap: Floats
+
+    @classmethod
+    def of(cls, batches: Sequence[Sequence[Any]]) -> Drafted:
+        """Collect the rounds of batches of prompts, counting requests through all of them."""
+        requests: list[Any] = []
+        first = 0
+        for rounds in batches:
+            requests += [first + np.flatnonzero(turn.active) for turn in rounds]
+            first += rounds[0].active.size if rounds else 0
+        turns = [turn for rounds in batches for turn in rounds]
+
+        def every(name: str) -> Any:
+            return np.concatenate([getattr(turn, name)[turn.active] for turn in turns])
+
+        names = ("drafted", "accepted", "committed", "overlap")
+        return cls(request=np.concatenate(requests), **{name: every(name) for name in names})
+
+
+def acceptance_record(found: Drafted) -> dict[str, Any]:
+    """Return acceptance by position, G, and alpha, with 90% intervals over requests.
+
+    Rates are of rounds that drafted anything, whose share is ``hit_rate``, so that
+    G = 1 + hit_rate * sum of a_j exactly.
+
+    Returns
+    -------
+    dict
+        ``acceptance`` (``per_position``: unconditional a_j; ``conditional``: a_j / a_(j-1),
+        null where no draft came so far; ``histogram``: rounds with 0 to k accepted; ``alpha``:
+        mean of sum min(p, q) over drafts whose predecessors were accepted, and
+        ``alpha_empirical``, the share of them accepted), ``G`` and ``committed_per_round``.
+    """
+    k = found.overlap.shape[1]
+    positions = np.arange(1, k + 1)
+    tried = positions <= np.minimum(found.accepted + 1, found.drafted)[:, None]
+    passed = positions <= found.accepted[:, None]
+    some = found.drafted > 0
+
+    def rates(rows: NDArray[np.int64]) -> Floats:
+        hits = np.asarray(rows[some[rows]])
+        return passed[hits].mean(0) if hits.size else np.zeros(k)
+
+    def tokens(rows: NDArray[np.int64]) -> float:
+        return float(1 + found.accepted[rows].mean())
+
+    every = np.arange(found.request.size)
+    a = rates(every)
+    before = np.concatenate([[1.0], a[:-1]])
+    low, high = _interval(found.request, rates)
+    G_low, G_high = _interval(found.request, tokens)
+    overlap = np.where(tried, found.overlap, 0.0).sum()
+    reached = int(tried.sum())
+    return {
+        "acceptance": {
+            "per_position": a.tolist(),
+            "per_position_low": low.tolist(),
+            "per_position_high": high.tolist(),
+            "conditional": [x / y if y else None for x, y in zip(a, before, strict=True)],
+            "histogram": np.bincount(found.accepted[some], minlength=k + 1).tolist(),
+            "hit_rate": float(some.mean()),
+            "alpha": float(overlap / reached) if reached else None,
+            "alpha_empirical": float(passed.sum() / reached) if reached else None,
+        },
+        "G": tokens(every),
+        "G_low": float(G_low),
+        "G_high": float(G_high),
+        "committed_per_round": float(found.committed.mean()),
+        "requests": int(np.unique(found.request).size),
+        "sequence_rounds": int(found.request.size),
+    }
+
+
+def _interval(
+    request: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], Any]
+) -> tuple[Floats, Floats]:
+    """Return the 5% and 95% quantiles of a statistic of rows, requests drawn with replacement."""
+    order = np.argsort(request, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(request[order])) + 1)
+    random = np.random.default_rng(0)
+    drawn = [
+        statistic(np.concatenate([groups[i] for i in random.integers(0, len(groups), len(groups))]))
+        for _ in range(_RESAMPLES)
+    ]
+    low, high = np.quantile(np.array(drawn), _QUANTILES, axis=0)
+    return low, high
+
+
+def times_record(plain: Sequence[Any], rounds: Sequence[Any]) -> dict[str, float]:
+    """Return medians of T_p and T_h of plain steps, T_d, T_v and T_o of rounds. [s]
+
+    Of rounds in which no sequence had ended; where there are none, of all.
+    """
+
+    def median(turns: Sequence[Any], name: str) -> float:
+        whole = [turn for turn in turns if turn.active.all()] or list(turns)
+        return float(np.median([getattr(turn, name) for turn in whole]))
+
+    return {
+        "T_p": median(plain, "T_v"),
+        "T_h": median(plain, "T_o"),
+        **{name: median(rounds, name) for name in ("T_d", "T_v", "T_o")},
+    }
+
+
+def speedup(times: Mapping[str, float], G: float) -> float:
+    """Return G tokens a round against one a plain step."""
+    return G * (times["T_p"] + times["T_h"]) / (times["T_d"] + times["T_v"] + times["T_o"])

@@ -1,0 +1,210 @@
+"""The `measure` command: real rounds of small checkpoints, and their summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specmodel.cli.main import main
+
+torch = pytest.importorskip("torch", reason="decoding needs torch")
+pytest.importorskip("safetensors", reason="checkpoints need safetensors")
+
+from calibrate.engine.checkpoints import save  # noqa: E402
+from calibrate.engine.config import DecoderConfig  # noqa: E402
+from calibrate.engine.decoder import Decoder  # noqa: E402
+from calibrate.speculate.loop import Round  # noqa: E402
+from calibrate.speculate.summary import (  # noqa: E402
+    Drafted,
+    acceptance_record,
+    speedup,
+    times_record,
+)
+
+
+def config(**changes: Any) -> DecoderConfig:
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    kind = {"model_type": "llama", "rope_theta": 10_000.0, "norm_eps": 1e-5}
+    return DecoderConfig(
+        **{**sizes, **kind, "intermediate": 96, "vocab": 50, "context": 256, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of a target, a draft model and one of another vocabulary, and prompts."""
+    where = tmp_path_factory.mktemp("pair")
+    for name, shape in (
+        ("target", config()),
+        ("draft", config(layers=1)),
+        ("other", config(vocab=40)),
+    ):
+        save(where / name, Decoder(shape).randomise(1))
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, 50, n).tolist() for n in (12, 30, 7, 21)]
+    lines = [json.dumps({"tokens": tokens}) for tokens in prompts]
+    (where / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    return where
+
+
+def arguments(folder: Path, profile: str, *more: str) -> list[str]:
+    return [
+        *("measure", "--device", "cpu", "--target", str(folder / "target")),
+        *("--prompts", str(folder / "prompts.jsonl"), "--profile", profile),
+        *("--dtype", "fp32", "--max-new-tokens", "12", *more),
+    ]
+
+
+@pytest.fixture
+def profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """A device file; which one does not matter here."""
+    assert main(["show", "h100", "--format", "yaml"]) == 0
+    file = tmp_path / "device.yaml"
+    file.write_text(capsys.readouterr().out)
+    return str(file)
+
+
+@pytest.mark.parametrize("draft", ["draft", "ngram", "exit:1", "layers:1", "sparse:1,4"])
+def test_measured_beside_predicted(
+    draft: str, folder: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = str(folder / draft) if draft == "draft" else draft
+    more = ("--draft", given, "--k", "1,3", "--batch", "1,2", "--requests", "4")
+    assert main(arguments(folder, profile, *more, "--format", "json")) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [(point["batch"], point["k"]) for point in record["points"]] == [
+        *((1, 1), (1, 3), (2, 1), (2, 3)),
+    ]
+    for point in record["points"]:
+        found = point["acceptance"]
+        a, k = found["per_position"], point["k"]
+        assert len(a) == k
+        assert point["G"] == pytest.approx(1 + found["hit_rate"] * sum(a), rel=1e-12)
+        assert point["G_low"] <= point["G"] <= point["G_high"]
+        assert sum(found["histogram"]) <= point["sequence_rounds"]
+        assert point["greedy_texts_equal"] == point["requests"] == 4
+        spent = point["T_d"] + point["T_v"] + point["T_o"]
+        plain = point["T_p"] + point["T_h"]
+        assert point["S"] == pytest.approx(point["G"] * plain / spent, rel=1e-12)
+        predicted = point["predicted"]
+        assert predicted["G"] == pytest.approx(point["G"])
+        assert {"T_p", "T_v", "T_d", "T_o", "T_h", "S"} <= set(predicted)
+        assert predicted["T_d"] > 0 or draft == "ngram"
+
+
+def test_the_record_feeds_predict(
+    folder: Path, profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--draft", str(folder / "draft"), "--k", "2,4", "--format", "json")
+    assert main(arguments(folder, profile, *more)) == 0
+    file = tmp_path / "found.json"
+    file.write_text(capsys.readouterr().out)
+    point = json.loads(file.read_text())["points"][1]
+    model = ["predict", "--gpu", "h100", "--model", "llama-3.1-8b", "--k", "3"]
+    assert main([*model, "--acceptance", str(file), "--format", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["points"][0]["G"] == pytest.approx(
+        1 + sum(point["acceptance"]["per_position"][:3])
+    )
+    file.write_text('{"points": []}')
+    assert main([*model, "--acceptance", str(file)]) == 2
+    assert "not what `specmodel measure" in capsys.readouterr().err
+    assert main([*model, "--acceptance", str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--draft", "ngram", "--temperature", "0,0.5", "--requests", "2")
+    assert main(arguments(folder, profile, *more)) == 0
+    text = capsys.readouterr().out
+    assert text.count("measured") == text.count("predicted") == 2
+    assert "accepted by position" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--draft", "exit:2"), "leave some of the 2 out"),
+        (("--draft", "exit:9"), "within [0, 1]"),
+        (("--draft", "exit:x"), "is not exit:N"),
+        (("--draft", "sparse:4"), "is not exit:N"),
+        (("--draft", "nothing"), "no such file or folder"),
+        (("--draft", "OTHER"), "vocabulary of 40 tokens is not the target's of 50"),
+        (("--draft", "ngram", "--batch", "5"), "needs as many prompts: 4"),
+        (("--draft", "ngram", "--k", "0"), "k must be from 1"),
+        (("--draft", "ngram", "--temperature", "-1"), "temperature must be >= 0"),
+        (("--draft", "ngram", "--temperature", "x"), "temperature must be a number"),
+        (("--draft", "ngram", "--dtype", "int4"), "dtype must be one of"),
+        (("--draft", "ngram", "--max-new-tokens", "250"), "more than the model's 256"),
+        (("--draft", "ngram", "--prompts", "nowhere"), "cannot be read"),
+        (("--draft", "ngram", "--prompts", "TEXT"), "has no tokenizer"),
+        (("--draft", "ngram", "--prompts", "BAD"), "line 2 is no object"),
+        (("--draft", "ngram", "--prompts", "FLOATS"), "line 1: a prompt is text"),
+        (("--draft", "ngram", "--prompts", "EMPTY"), "prompt 0 is empty"),
+        (("--draft", "ngram", "--prompts", "HIGH"), "outside [0, 49]"),
+        (("--draft", "ngram", "--profile", "nowhere.yaml"), "no such file"),
+        (("--draft", "ngram", "--device", "cuda:7"), "cuda:7"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    more: tuple[str, ...],
+    message: str,
+    folder: Path,
+    profile: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {
+        "TEXT": ("p.txt", "a prompt\n"),
+        "BAD": ("b.jsonl", '{"tokens": [1]}\n[2]\n'),
+        "FLOATS": ("f.jsonl", '{"tokens": [1.5]}\n'),
+        "EMPTY": ("e.jsonl", '{"tokens": []}\n'),
+        "HIGH": ("h.jsonl", '{"tokens": [50]}\n'),
+    }
+    for name, content in files.values():
+        (tmp_path / name).write_text(content)
+    names = {key: str(tmp_path / name) for key, (name, _) in files.items()}
+    names["OTHER"] = str(folder / "other")
+    assert main(arguments(folder, profile, *(names.get(part, part) for part in more))) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def turn(active: list[bool], drafted: list[int], accepted: list[int], **times: float) -> Round:
+    return Round(
+        active=np.array(active),
+        drafted=np.array(drafted),
+        accepted=np.array(accepted),
+        committed=np.array(accepted) + 1,
+        overlap=np.full((len(active), 2), 0.5),
+        **{"T_d": 1.0, "T_v": 2.0, "T_o": 0.5, **times},
+    )
+
+
+def test_rates_are_of_rounds_that_drafted() -> None:
+    rounds = [turn([True, True], [2, 0], [1, 0]), turn([True, False], [2, 2], [2, 2])]
+    found = acceptance_record(Drafted.of([rounds, [turn([True, True], [1, 2], [1, 0])]]))
+    # rows: (2, 1), (0, 0), (2, 2), (1, 1), (2, 0); the one that had ended does not count
+    assert found["sequence_rounds"] == 5
+    assert found["requests"] == 4
+    acceptance = found["acceptance"]
+    assert acceptance["hit_rate"] == 0.8
+    assert acceptance["per_position"] == [0.75, 0.25]
+    assert acceptance["conditional"] == [0.75, pytest.approx(1 / 3)]
+    assert acceptance["histogram"] == [1, 2, 1]
+    assert found["G"] == pytest.approx(1 + 4 / 5)
+    assert acceptance["alpha"] == 0.5
+    assert acceptance["alpha_empirical"] == pytest.approx(4 / 6)  # tried: 2, 0, 2, 1, 1
+
+
+def test_times_are_of_rounds_with_everyone() -> None:
+    rounds = [turn([True, True], [2, 2], [0, 0], T_v=v) for v in (1.0, 3.0, 9.0)]
+    rounds.append(turn([True, False], [2, 2], [0, 0], T_v=100.0))
+    times = times_record(rounds[:1], rounds)
+    assert times == {"T_p": 1.0, "T_h": 0.5, "T_d": 1.0, "T_v": 3.0, "T_o": 0.5}
+    assert speedup(times, 3.0) == pytest.approx(3.0 * 1.5 / 4.5)
