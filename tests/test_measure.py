@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from specmodel.cli.main import main
+from specmodel.errors import CheckpointError
 
 torch = pytest.importorskip("torch", reason="decoding needs torch")
 pytest.importorskip("safetensors", reason="checkpoints need safetensors")
@@ -17,7 +19,9 @@ pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 from calibrate.engine.checkpoints import save  # noqa: E402
 from calibrate.engine.config import DecoderConfig  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
+from calibrate.speculate import measuring, pair  # noqa: E402
 from calibrate.speculate.loop import Round  # noqa: E402
+from calibrate.speculate.pair import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
     Drafted,
     acceptance_record,
@@ -208,3 +212,62 @@ def test_times_are_of_rounds_with_everyone() -> None:
     times = times_record(rounds[:1], rounds)
     assert times == {"T_p": 1.0, "T_h": 0.5, "T_d": 1.0, "T_v": 3.0, "T_o": 0.5}
     assert speedup(times, 3.0) == pytest.approx(3.0 * 1.5 / 4.5)
+
+
+def test_a_padded_decoder_is_the_same_function() -> None:
+    small = Decoder(config()).randomise(3)
+    wide = padded(small, hidden=112, intermediate=200)
+    tokens = torch.randint(0, 50, (3, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(wide(tokens), small(tokens), rtol=1e-4, atol=1e-4)
+    assert wide.config.parameters > 2 * small.config.parameters
+
+
+def test_training_learns_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"".join(b"def f%d(x): return x + %d\n" % (i, i) for i in range(2000))
+    monkeypatch.setattr(pair, "corpus", lambda: text)
+    monkeypatch.setattr(pair, "_STEPS", {"target": 120, "draft": 20})
+    monkeypatch.setattr(pair, "_BATCH", 4)
+    monkeypatch.setattr(pair, "_LENGTH", 48)
+    monkeypatch.setattr(pair, "TARGET", config(vocab=256, layers=1))
+    monkeypatch.setattr(pair, "DRAFT", config(vocab=256, layers=1, hidden=32))
+    torch.set_num_threads(1)
+    said: list[str] = []
+    target, draft, record = pair.load_pair(cache=tmp_path, say=said.append)
+    assert record["target"]["bits_per_byte"] < 6  # 8 for one that knows nothing
+    assert record["draft"]["steps"] == 20
+    assert said
+    again, _, kept = pair.load_pair(cache=tmp_path, say=lambda text: pytest.fail(text))
+    assert kept == record
+    for one, other in zip(target.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert draft.config.hidden == 32
+    _, _, other = pair.load_pair(cache=tmp_path, seed=1)
+    assert other["target"]["bits_per_byte"] != record["target"]["bits_per_byte"]
+    for file in tmp_path.rglob("target.pt"):
+        file.write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match="delete it"):
+        pair.load_pair(cache=tmp_path)
+
+
+def test_the_own_pair_speculates(
+    tmp_path: Path,
+    profile: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = Decoder(replace(pair.TARGET, layers=1, hidden=64)).randomise(1)
+    monkeypatch.setattr(measuring, "load_pair", lambda say: (small, small, {"steps": 0}))
+    own = ("measure", "--device", "cpu", "--profile", profile, "--dtype", "fp32")
+    more = ("--requests", "2", "--max-new-tokens", "6", "--k", "2", "--format", "json")
+    assert main([*own, *more]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["draft"] == "own draft"
+    assert record["training"] == {"steps": 0}
+    assert record["points"][0]["acceptance"]["per_position"] == [1, 1]
+    file = tmp_path / "p.txt"
+    file.write_text("import os\nimport sys\n")
+    assert main([*own, *more, "--prompts", str(file), "--draft", "ngram"]) == 0
+    assert json.loads(capsys.readouterr().out)["draft"] == "ngram"
+    assert main([*own, *more, "--target", str(tmp_path)]) == 2
+    assert "needs a draft" in capsys.readouterr().err

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import statistics
+import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -37,6 +39,7 @@ from calibrate.speculate.drafters import (
     check_pair,
 )
 from calibrate.speculate.loop import Outcome, speculate
+from calibrate.speculate.pair import corpus, held_out, load_pair, padded
 from calibrate.speculate.summary import Drafted, acceptance_record, speedup, times_record
 from specmodel.acceptance import PerPosition
 from specmodel.dtypes import canonical_dtype
@@ -58,11 +61,12 @@ class Settings:
 
     Attributes
     ----------
-    target : str
-        Folder of config.json and safetensors, or GGUF file.
-    draft : str
-        Another one; or ``ngram``, ``exit:N`` (the target's first N layers), ``layers:0,1,5``,
-        ``sparse:SINK,WINDOW``.
+    target : str or None
+        Folder of config.json and safetensors, or GGUF file; None: the project's own pair,
+        trained once (`calibrate.speculate.pair`).
+    draft : str or None
+        Another one (None: the pair's); or ``ngram``, ``exit:N`` (the target's first N layers),
+        ``layers:0,1,5``, ``sparse:SINK,WINDOW``.
     device, dtype : str
         As torch takes them; dtype empty: what the device is fast in.
     ks, batches : tuple of int
@@ -70,7 +74,7 @@ class Settings:
     temperatures : tuple of float
     prompts : str or None
         File of prompts, one a line, or .jsonl whose objects have ``prompt`` or ``tokens``; None:
-        source text of Python's standard library.
+        source text of Python's standard library, for the own pair what it was not trained on.
     requests : int
         Prompts to take, in the file's order; at least the largest batch.
     max_new_tokens : int
@@ -79,8 +83,8 @@ class Settings:
     seed : int
     """
 
-    target: str
-    draft: str
+    target: str | None = None
+    draft: str | None = None
     device: str = "cpu"
     dtype: str = ""
     ks: tuple[int, ...] = (4,)
@@ -109,11 +113,23 @@ def run(settings: Settings) -> dict[str, Any]:
         raise DomainError(f"dtype must be one of {', '.join(_TORCH)}; got {settings.dtype!r}")
     where = {"dtype": _TORCH[dtype], "device": settings.device}
     given = None if settings.profile is None else read_device(Path(settings.profile))
-    target, tokenizer = load(settings.target, **where)
-    drafter, record = make_drafter(settings.draft, target, tokenizer, where)
+    training: dict[str, Any] | None = None
+    if settings.target is None:
+        target, tokenizer, draft, training = _own_pair(settings, where)
+        name = "own pair"
+    else:
+        if settings.draft is None:
+            raise DomainError("a target of yours needs a draft: a checkpoint, ngram, exit:N, ...")
+        target, tokenizer = load(settings.target, **where)
+        name, draft = Path(settings.target).stem, None
+    if draft is not None:
+        drafter: Drafter = DraftModel(draft)
+        record: Any = (draft.config, "own draft")
+    else:
+        drafter, record = make_drafter(settings.draft or "", target, tokenizer, where)
     prompts = read_prompts(settings, tokenizer)
     device = _calibrated(settings.device, dtype) if given is None else given
-    shape = to_architecture(target.config, name=_name(settings.target), dtype=dtype)
+    shape = to_architecture(target.config, name=name, dtype=dtype)
     points = []
     for temperature, batch, k in product(settings.temperatures, settings.batches, settings.ks):
         transform = Transform(temperature=temperature)
@@ -124,19 +140,34 @@ def run(settings: Settings) -> dict[str, Any]:
         point["predicted"] = _predicted(device, shape, priced, point, sampling)
         points.append({"temperature": temperature, **point})
     return {
-        "target": settings.target,
-        "draft": settings.draft,
+        "target": settings.target or name,
+        "draft": settings.draft or "own draft",
         "dtype": dtype,
         "device": environment.device,
         "torch": torch.__version__,
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
+        "training": training,
         "points": points,
     }
 
 
-def _name(path: str) -> str:
-    return Path(path).stem
+class Bytes:
+    """The tokenizer of the own pair."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text."""
+        return list(text.encode())
+
+
+def _own_pair(
+    settings: Settings, where: dict[str, Any]
+) -> tuple[Decoder, Any, Decoder | None, dict[str, Any]]:
+    """Return the own target, its tokenizer, its draft model unless another draft is asked for."""
+    small, draft, training = load_pair(say=partial(print, file=sys.stderr, flush=True))
+    target = padded(small, hidden=1536, intermediate=4096, **where)
+    own = padded(draft, hidden=512, intermediate=1024, **where) if settings.draft is None else None
+    return target, Bytes(), own, training
 
 
 def make_drafter(
@@ -171,7 +202,7 @@ def make_drafter(
     check_pair(target, decoder)
     if tokenizer is not None and other is not None:
         check_same_vocabulary(tokenizer, other)
-    return DraftModel(decoder), (decoder.config, _name(text))
+    return DraftModel(decoder), (decoder.config, Path(text).stem)
 
 
 def _shape(record: Any, dtype: str) -> model.Drafter:
@@ -190,11 +221,8 @@ def read_prompts(settings: Settings, tokenizer: Tokenizer | None) -> list[list[i
         When there are too few, a line is no prompt, or text is given to a target without
         tokenizer.
     """
-    given: list[Any]
-    if settings.prompts is None:
-        given = [inspect.getsource(import_module(name)) for name in _SOURCES]
-    else:
-        given = _lines(Path(settings.prompts))
+    own = settings.prompts is None
+    given = _lines(Path(settings.prompts)) if settings.prompts else _source_text(settings)
     found = []
     for i, prompt in enumerate(given):
         if isinstance(prompt, list):
@@ -205,7 +233,7 @@ def read_prompts(settings: Settings, tokenizer: Tokenizer | None) -> list[list[i
             )
         else:
             tokens = tokenizer.encode(prompt)
-            found.append(tokens[:_PROMPT] if settings.prompts is None else tokens)
+            found.append(tokens[:_PROMPT] if own else tokens)
         if len(found) == settings.requests:
             break
         if not found[-1]:
@@ -213,6 +241,15 @@ def read_prompts(settings: Settings, tokenizer: Tokenizer | None) -> list[list[i
     if len(found) < max(settings.batches):
         raise DomainError(f"a batch of {max(settings.batches)} needs as many prompts: {len(found)}")
     return found
+
+
+def _source_text(settings: Settings) -> list[Any]:
+    """Return pieces of Python source, such as no own pair was trained on."""
+    if settings.target is not None:
+        return [inspect.getsource(import_module(name)) for name in _SOURCES]
+    text = held_out(corpus())
+    starts = range(0, len(text) - _PROMPT, (len(text) - _PROMPT) // settings.requests)
+    return [list(text[start : start + _PROMPT]) for start in starts]
 
 
 def _lines(file: Path) -> list[Any]:

@@ -276,10 +276,9 @@ def calibrate(**options: Any) -> None:
 
 
 @cli.command()
-@click.option("--target", required=True, metavar="DIR|GGUF", help="Folder or file of the model.")
+@click.option("--target", metavar="DIR|GGUF", help="Your model [a small pair, trained once].")
 @click.option(
     "--draft",
-    required=True,
     metavar="DIR|GGUF|KIND",
     help="Or ngram, exit:N, layers:N,N,..., sparse:SINK,WINDOW.",
 )
@@ -297,7 +296,7 @@ def calibrate(**options: Any) -> None:
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 def measure(form: str, **options: Any) -> None:
-    """Decode speculatively with your checkpoints, measured beside predicted (needs torch).
+    """Decode speculatively, measured beside predicted (needs torch).
 
     Both models, the drafter's law and the sampler are real; every text is continued by
     --max-new-tokens, past end tokens. The prediction takes the measured acceptance and no time of
