@@ -25,6 +25,7 @@ from calibrate.speculate.pair import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
     Drafted,
     acceptance_record,
+    seconds_per_token,
     speedup,
     times_record,
 )
@@ -114,6 +115,13 @@ def test_the_record_feeds_predict(
     assert result["points"][0]["G"] == pytest.approx(
         1 + sum(point["acceptance"]["per_position"][:3])
     )
+    other = json.loads(file.read_text())  # as of n-gram: the share of rounds is the drafter's
+    other["points"][1]["acceptance"]["hit_rate"] = 0.5
+    file.write_text(json.dumps(other))
+    for more in ([], ["--drafter", "ngram"]):
+        assert main([*model, *more, "--acceptance", str(file), "--format", "json"]) == 0
+        half = json.loads(capsys.readouterr().out)["points"][0]["G"]
+        assert half == pytest.approx(1 + sum(point["acceptance"]["per_position"][:3]) / 2)
     file.write_text('{"points": []}')
     assert main([*model, "--acceptance", str(file)]) == 2
     assert "not what `specmodel measure" in capsys.readouterr().err
@@ -138,7 +146,7 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "sparse:4"), "is not exit:N"),
         (("--draft", "nothing"), "no such file or folder"),
         (("--draft", "OTHER"), "vocabulary of 40 tokens is not the target's of 50"),
-        (("--draft", "ngram", "--batch", "5"), "needs as many prompts: 4"),
+        (("--draft", "ngram", "--batch", "5"), "needs as many prompts; there are 4"),
         (("--draft", "ngram", "--k", "0"), "k must be from 1"),
         (("--draft", "ngram", "--temperature", "-1"), "temperature must be >= 0"),
         (("--draft", "ngram", "--temperature", "x"), "temperature must be a number"),
@@ -152,6 +160,9 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "ngram", "--prompts", "HIGH"), "outside [0, 49]"),
         (("--draft", "ngram", "--profile", "nowhere.yaml"), "no such file"),
         (("--draft", "ngram", "--device", "cuda:7"), "cuda:7"),
+        (("--draft", "ngram", "--max-new-tokens", "1"), "max_new_tokens must be >= 2"),
+        (("--draft", "ngram", "--seed", "9" * 20), "seed must be"),
+        (("--draft", "ngram", "--k", "5000"), "k must be"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
@@ -192,7 +203,8 @@ def turn(active: list[bool], drafted: list[int], accepted: list[int], **times: f
 
 def test_rates_are_of_rounds_that_drafted() -> None:
     rounds = [turn([True, True], [2, 0], [1, 0]), turn([True, False], [2, 2], [2, 2])]
-    found = acceptance_record(Drafted.of([rounds, [turn([True, True], [1, 2], [1, 0])]]))
+    batches = [(rounds, [9, 9]), ([turn([True, True], [1, 2], [1, 0])], [9, 9])]
+    found = acceptance_record(Drafted.of(batches))
     # rows: (2, 1), (0, 0), (2, 2), (1, 1), (2, 0); the one that had ended does not count
     assert found["sequence_rounds"] == 5
     assert found["requests"] == 4
@@ -206,11 +218,28 @@ def test_rates_are_of_rounds_that_drafted() -> None:
     assert acceptance["alpha_empirical"] == pytest.approx(4 / 6)  # tried: 2, 0, 2, 1, 1
 
 
+def test_what_follows_an_end_token_does_not_count() -> None:
+    rounds = [turn([True, True], [2, 2], [2, 0]) for _ in range(3)]  # to 4, 7, 10 and 2, 3, 4
+    found = Drafted.of([(rounds, [4, 2]), (rounds, [5, 9])])
+    assert found.request.tolist() == [0, 1, 2, 3, 2, 3, 3]
+    assert found.accepted.tolist() == [2, 0, 2, 0, 2, 0, 0]
+
+
+def test_no_draft_at_all_is_no_rate() -> None:
+    found = acceptance_record(Drafted.of([([turn([True], [0], [0])], [9])]))
+    assert found["acceptance"]["hit_rate"] == 0
+    assert found["acceptance"]["per_position"] == [0, 0]
+    assert found["acceptance"]["per_position_low"] == [None, None]
+    assert found["acceptance"]["alpha"] is None
+    assert found["G"] == 1
+
+
 def test_times_are_of_rounds_with_everyone() -> None:
     rounds = [turn([True, True], [2, 2], [0, 0], T_v=v) for v in (1.0, 3.0, 9.0)]
     rounds.append(turn([True, False], [2, 2], [0, 0], T_v=100.0))
     times = times_record(rounds[:1], rounds)
     assert times == {"T_p": 1.0, "T_h": 0.5, "T_d": 1.0, "T_v": 3.0, "T_o": 0.5}
+    assert seconds_per_token(rounds) == pytest.approx((3 * 1.5 + 13) / 6)
     assert speedup(times, 3.0) == pytest.approx(3.0 * 1.5 / 4.5)
 
 

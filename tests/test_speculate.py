@@ -201,6 +201,22 @@ def test_a_window_over_everything_is_the_target() -> None:
     assert all((turn.accepted == 4).all() for turn in found.rounds)
 
 
+def test_a_pass_is_as_wide_as_the_longest_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, widths = decoder(), []
+    given = [[1, 2, 3, 4, 5], [6, 7, 8, 9]]  # nothing stands twice
+
+    def forward(self: Decoder, tokens: Any, *rest: Any, **more: Any) -> Any:
+        widths.append(tokens.shape[1])
+        return real(self, tokens, *rest, **more)
+
+    real = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    found = speculate(target, NGram(shortest=3), given, k=4, max_new_tokens=12)
+    assert widths == [1 + turn.drafted.max() for turn in found.rounds]
+    assert 1 in widths
+    assert all(turn.overlap.shape == (2, 4) for turn in found.rounds)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rounds_add_up(name: str) -> None:
     target, k = decoder(), 3
@@ -318,6 +334,8 @@ def test_what_cannot_be_decoded_is_refused() -> None:
             Forced(NGram(), rates)
     with pytest.raises(DomainError, match="sink must be"):
         SparseCache(target, window=0)
+    with pytest.raises(DomainError, match="without sliding window"):
+        SparseCache(decoder(replace(SMALL, window=64)))
     with pytest.raises(DomainError, match="shortest"):
         NGram(longest=1, shortest=2)
     with torch.no_grad():

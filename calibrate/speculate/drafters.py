@@ -252,6 +252,8 @@ class SparseCache(_Chain):
     def __init__(self, target: Decoder, *, sink: int = 4, window: int = 256) -> None:
         if sink < 0 or window < 1:
             raise DomainError(f"sink must be >= 0 and window >= 1; got {sink} and {window}")
+        if target.config.window is not None:
+            raise DomainError("a part of the cache needs a target without sliding window")
         self.target, self.sink, self.window = target, sink, window
 
     def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:

@@ -160,7 +160,7 @@ class _Batch:
                 torch.zeros(size, 0, dtype=torch.int64, device=self.cache.lengths.device)
             )
         else:
-            found = drafter.propose(k, self.transform, self.uniform)
+            found = _cut(drafter.propose(k, self.transform, self.uniform))
         drafted = now()
         one = torch.ones_like(self.cache.lengths)
         logits = self.target(torch.cat((self.text.last(one, 1), found.tokens), 1), self.cache)
@@ -174,13 +174,13 @@ class _Batch:
         if drafter is not None:
             drafter.settle()
         done = now()
-        lengths = torch.full_like(accepted, k if drafter is not None else 0)
+        lengths = torch.full_like(accepted, found.tokens.shape[1])
         return Round(
             active=was.cpu().numpy(),
             drafted=(lengths if found.lengths is None else found.lengths).cpu().numpy(),
             accepted=accepted.cpu().numpy(),
             committed=counts.cpu().numpy(),
-            overlap=_overlap(log_p, found).cpu().double().numpy(),
+            overlap=_overlap(log_p, found, k).cpu().double().numpy(),
             T_d=drafted - begin,
             T_v=verified - drafted,
             T_o=done - verified,
@@ -233,15 +233,24 @@ class _Batch:
         return counts
 
 
-def _overlap(log_p: Tensor, found: Proposal) -> Tensor:
+def _cut(found: Proposal) -> Proposal:
+    """Return a proposal without the columns in which no sequence has a draft."""
+    if found.lengths is None:
+        return found
+    width = int(found.lengths.max())
+    log_q = None if found.log_q is None else found.log_q[:, :width]
+    return found._replace(tokens=found.tokens[:, :width], log_q=log_q)
+
+
+def _overlap(log_p: Tensor, found: Proposal, k: int) -> Tensor:
     """Return the sum of min(p, q) at each draft (batch, k), NaN where a sequence has none."""
-    k = found.tokens.shape[1]
-    before = log_p[:, :k]
+    width = found.tokens.shape[1]
+    before = log_p[:, :width]
     if found.log_q is None:
         shared = before.gather(2, found.tokens[:, :, None])[..., 0].exp()
     else:
         shared = torch.minimum(before, found.log_q).exp().sum(-1)
-    if found.lengths is None:
-        return shared
-    there = torch.arange(k, device=shared.device) < found.lengths[:, None]
-    return torch.where(there, shared, torch.nan)
+    if found.lengths is not None:
+        there = torch.arange(width, device=shared.device) < found.lengths[:, None]
+        shared = torch.where(there, shared, torch.nan)
+    return torch.nn.functional.pad(shared, (0, k - width), value=torch.nan)

@@ -40,7 +40,13 @@ from calibrate.speculate.drafters import (
 )
 from calibrate.speculate.loop import Outcome, speculate
 from calibrate.speculate.pair import corpus, held_out, load_pair, padded
-from calibrate.speculate.summary import Drafted, acceptance_record, speedup, times_record
+from calibrate.speculate.summary import (
+    Drafted,
+    acceptance_record,
+    seconds_per_token,
+    speedup,
+    times_record,
+)
 from specmodel.acceptance import PerPosition
 from specmodel.dtypes import canonical_dtype
 from specmodel.errors import DomainError, ExtrapolationWarning
@@ -106,7 +112,7 @@ def run(settings: Settings) -> dict[str, Any]:
         When a checkpoint, a prompt, the profile or a setting cannot be used.
     """
     environment = describe(settings.device)  # refuses a device that is not there
-    if settings.device == "cpu":
+    if settings.device.startswith("cpu"):
         torch.set_num_threads(1)  # timed by the thread's own time, as calibration does
     dtype = canonical_dtype(settings.dtype or default_dtypes(torch.device(settings.device))[0])
     if dtype not in _TORCH:
@@ -239,7 +245,10 @@ def read_prompts(settings: Settings, tokenizer: Tokenizer | None) -> list[list[i
         if not found[-1]:
             raise DomainError(f"prompt {i} is empty")
     if len(found) < max(settings.batches):
-        raise DomainError(f"a batch of {max(settings.batches)} needs as many prompts: {len(found)}")
+        raise DomainError(
+            f"a batch of {max(settings.batches)} needs as many prompts; there are {len(found)}: "
+            "give more by --prompts"
+        )
     return found
 
 
@@ -298,7 +307,9 @@ def _decode(
         )
         return found
 
-    decode(prompts[:batch], 0, k, 4)  # what is loaded or allocated once
+    decode(
+        prompts[:batch], 0, k, min(4, settings.max_new_tokens)
+    )  # what is loaded or allocated once
     plain: list[Outcome] = []
     fast: list[Outcome] = []
     starts = range(0, len(prompts) - batch + 1, batch)
@@ -308,9 +319,12 @@ def _decode(
         fast.append(decode(given, start, k, settings.max_new_tokens))
     steps = [turn for outcome in plain for turn in outcome.rounds]
     rounds = [turn for outcome in fast for turn in outcome.rounds]
-    found = acceptance_record(Drafted.of([outcome.rounds for outcome in fast]))
+    ends = [[_end(tokens, target) for tokens in outcome.tokens] for outcome in fast]
+    turns = [(outcome.rounds, end) for outcome, end in zip(fast, ends, strict=True)]
+    found = acceptance_record(Drafted.of(turns))
     times = times_record(steps, rounds)
-    read = statistics.fmean(map(len, prompts[: len(starts) * batch]))
+    longest = [max(map(len, prompts[start : start + batch])) for start in starts]
+    each = [seconds_per_token(turns) for turns in (steps, rounds)]
     same = [
         a == b
         for p, f in zip(plain, fast, strict=True)
@@ -319,12 +333,19 @@ def _decode(
     return {
         "batch": batch,
         "k": k,
-        "context": round(read + settings.max_new_tokens / 2),
+        "context": round(statistics.fmean(longest) + settings.max_new_tokens / 2),
         **found,
         **times,
         "S": speedup(times, found["G"]),
+        "S_total": each[0] / each[1] if each[0] and each[1] else None,
         "greedy_texts_equal": sum(same) if transform.greedy else None,
     }
+
+
+def _end(tokens: list[int], target: Decoder) -> int:
+    """Return how many new tokens a text has up to its first end token."""
+    ends = (i for i, token in enumerate(tokens, start=1) if token in target.config.eos)
+    return next(ends, len(tokens) + 1)
 
 
 def _sampling(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import sysconfig
 import tempfile
 import time
@@ -73,7 +74,9 @@ def load_pair(
     """
     text = corpus()
     digest = hashlib.sha256(text)
-    digest.update(Path(__file__).read_bytes() + str(seed).encode())
+    for source in (__file__, str(sys.modules[Decoder.__module__].__file__)):
+        digest.update(Path(source).read_bytes())
+    digest.update(str(seed).encode())
     folder = (cache or _cache()) / f"pair-{digest.hexdigest()[:16]}"
     found, record = [], {}
     for name, config in (("target", TARGET), ("draft", DRAFT)):

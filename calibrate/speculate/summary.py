@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,20 +37,27 @@ class Drafted:
     overlap: Floats
 
     @classmethod
-    def of(cls, batches: Sequence[Sequence[Any]]) -> Drafted:
-        """Collect the rounds of batches of prompts, counting requests through all of them."""
-        requests: list[Any] = []
+    def of(cls, batches: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Drafted:
+        """Collect the rounds of batches of prompts, counting requests through all of them.
+
+        Parameters
+        ----------
+        batches : sequence of (rounds, ends)
+            `ends` (batch,) are new tokens after which a sequence counts no more, though it was
+            decoded further: what follows an end token repeats itself and drafts too well.
+        """
+        found: dict[str, list[Any]] = {name: [] for name in cls.__slots__}
         first = 0
-        for rounds in batches:
-            requests += [first + np.flatnonzero(turn.active) for turn in rounds]
-            first += rounds[0].active.size if rounds else 0
-        turns = [turn for rounds in batches for turn in rounds]
-
-        def every(name: str) -> Any:
-            return np.concatenate([getattr(turn, name)[turn.active] for turn in turns])
-
-        names = ("drafted", "accepted", "committed", "overlap")
-        return cls(request=np.concatenate(requests), **{name: every(name) for name in names})
+        for rounds, ends in batches:
+            length = np.ones(len(ends), dtype=np.int64)  # the prompts' pass gave one
+            for turn in rounds:
+                counts = turn.active & (length < np.asarray(ends))
+                found["request"].append(first + np.flatnonzero(counts))
+                for name in ("drafted", "accepted", "committed", "overlap"):
+                    found[name].append(getattr(turn, name)[counts])
+                length += np.where(turn.active, turn.committed, 0)
+            first += length.size
+        return cls(**{name: np.concatenate(rows) for name, rows in found.items()})
 
 
 def acceptance_record(found: Drafted) -> dict[str, Any]:
@@ -74,13 +82,13 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
 
     def rates(rows: NDArray[np.int64]) -> Floats:
         hits = np.asarray(rows[some[rows]])
-        return passed[hits].mean(0) if hits.size else np.zeros(k)
+        return passed[hits].mean(0) if hits.size else np.full(k, np.nan)
 
     def tokens(rows: NDArray[np.int64]) -> float:
         return float(1 + found.accepted[rows].mean())
 
     every = np.arange(found.request.size)
-    a = rates(every)
+    a = rates(every) if some.any() else np.zeros(k)
     before = np.concatenate([[1.0], a[:-1]])
     low, high = _interval(found.request, rates)
     G_low, G_high = _interval(found.request, tokens)
@@ -89,8 +97,8 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
     return {
         "acceptance": {
             "per_position": a.tolist(),
-            "per_position_low": low.tolist(),
-            "per_position_high": high.tolist(),
+            "per_position_low": _known(low),
+            "per_position_high": _known(high),
             "conditional": [x / y if y else None for x, y in zip(a, before, strict=True)],
             "histogram": np.bincount(found.accepted[some], minlength=k + 1).tolist(),
             "hit_rate": float(some.mean()),
@@ -110,6 +118,19 @@ def _interval(
     request: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], Any]
 ) -> tuple[Floats, Floats]:
     """Return the 5% and 95% quantiles of a statistic of rows, requests drawn with replacement."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a rate that no sample has
+        return _quantiles(request, statistic)
+
+
+def _known(values: Floats) -> list[float | None]:
+    """Return values for JSON, null where there is none."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _quantiles(
+    request: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], Any]
+) -> tuple[Floats, Floats]:
     order = np.argsort(request, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(request[order])) + 1)
     random = np.random.default_rng(0)
@@ -117,7 +138,7 @@ def _interval(
         statistic(np.concatenate([groups[i] for i in random.integers(0, len(groups), len(groups))]))
         for _ in range(_RESAMPLES)
     ]
-    low, high = np.quantile(np.array(drawn), _QUANTILES, axis=0)
+    low, high = np.nanquantile(np.array(drawn), _QUANTILES, axis=0)
     return low, high
 
 
@@ -136,6 +157,13 @@ def times_record(plain: Sequence[Any], rounds: Sequence[Any]) -> dict[str, float
         "T_h": median(plain, "T_o"),
         **{name: median(rounds, name) for name in ("T_d", "T_v", "T_o")},
     }
+
+
+def seconds_per_token(rounds: Sequence[Any]) -> float | None:
+    """Return the time of rounds over the tokens they committed, all sequences active. [s]"""
+    whole = [turn for turn in rounds if turn.active.all()]
+    tokens = sum(int(turn.committed.sum()) for turn in whole)
+    return sum(turn.T_d + turn.T_v + turn.T_o for turn in whole) / tokens if tokens else None
 
 
 def speedup(times: Mapping[str, float], G: float) -> float:

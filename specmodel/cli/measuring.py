@@ -15,7 +15,8 @@ from specmodel.cli.parsing import (
     parse_seconds,
     parse_whole,
 )
-from specmodel.errors import DomainError, SpecmodelError
+from specmodel.cli.setup import MOST_DRAFTS
+from specmodel.errors import DomainError, SpecmodelError, whole_array
 
 
 def calibrate(options: dict[str, Any]) -> str:
@@ -58,6 +59,11 @@ def measure(options: dict[str, Any], form: str) -> str:
     batches = parse_counts(options["batch"], name="batch", low=1)
     requests = max(max(batches), parse_whole(options["requests"], name="requests"))
     ks = parse_counts(options["k"], name="k", low=1)
+    whole_array(max(ks), "k", low=1, high=MOST_DRAFTS, unit="token")
+    new = parse_whole(options["max_new_tokens"], name="max_new_tokens")
+    whole_array(new, "max_new_tokens", low=2, unit="token")
+    seed = parse_whole(options["seed"], name="seed")
+    whole_array(seed, "seed", low=0, high=2**31)
     temperatures = [
         parse_number(part, name="temperature") for part in options["temperature"].split(",")
     ]
@@ -73,9 +79,9 @@ def measure(options: dict[str, Any], form: str) -> str:
         temperatures=tuple(temperatures),
         prompts=options["prompts"],
         requests=requests,
-        max_new_tokens=parse_whole(options["max_new_tokens"], name="max_new_tokens"),
+        max_new_tokens=new,
         profile=options["profile"],
-        seed=parse_whole(options["seed"], name="seed"),
+        seed=seed,
     )
     record = measuring.run(settings)
     return to_json(record) if form == "json" else _measured_table(record)
@@ -98,10 +104,17 @@ def _measured_table(record: dict[str, Any]) -> str:
     for point in record["points"]:
         listed = ", ".join(f"{rate:.3f}" for rate in point["acceptance"]["per_position"])
         out.line(
-            f"B {point['batch']}, k {point['k']}: accepted by position {listed}; "
-            f"G {point['G']:.3f} [{point['G_low']:.3f}-{point['G_high']:.3f}]"
+            f"temperature {point['temperature']:g}, B {point['batch']}, k {point['k']}: "
+            f"accepted by position {listed}; "
+            f"G {point['G']:.3f} [{point['G_low']:.3f}-{point['G_high']:.3f}, 90%]{_same(point)}"
         )
     return out.text()
+
+
+def _same(point: dict[str, Any]) -> str:
+    """Say how many greedy texts are those of plain decoding; the rest differ from a tie on."""
+    same, requests = point["greedy_texts_equal"], point["requests"]
+    return "" if same is None else f"; {same} of {requests} texts as plain decoding's"
 
 
 _TIMES = ("T_p", "T_h", "T_d", "T_v", "T_o")

@@ -73,7 +73,7 @@ def build(options: dict[str, Any]) -> Request:
         target,
         draft=draft,
         workload=options["workload"],
-        hit_rate=_hit_rate(options),
+        hit_rate=_hit_rate(options, kind),
         layer_fraction=optional(parse_number, options["layer_fraction"], name="layer fraction"),
         kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
     )
@@ -216,9 +216,9 @@ def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:
     )
 
 
-def _hit_rate(options: dict[str, Any]) -> float | None:
+def _hit_rate(options: dict[str, Any], kind: str) -> float | None:
     """Return the share given, or what was measured beside the acceptance."""
-    if options["hit_rate"] is None and options["acceptance"] and options["drafter"] == "ngram":
+    if options["hit_rate"] is None and options["acceptance"] and kind == "ngram":
         return float(_measured(options)["acceptance"]["hit_rate"])
     return optional(parse_number, options["hit_rate"], name="hit rate")
 
@@ -266,7 +266,9 @@ def _acceptance(
             f"{options['acceptance']}: temperature {point['temperature']:g}, batch "
             f"{point['batch']}, k {point['k']}"
         )
-        return PerPosition(point["acceptance"]["per_position"])
+        found = point["acceptance"]
+        share = 1.0 if kind == "ngram" else found["hit_rate"]  # the drafter's own for n-gram
+        return PerPosition([rate * share for rate in found["per_position"]])
     if given == ["acceptance_rates"]:
         return PerPosition(parse_rates(options["acceptance_rates"]))
     measured = (
