@@ -29,7 +29,7 @@ lint-all:
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	@$(STEP) "unit tests and doctests" 120 $(BIN)/python -m pytest -q -m "not slow and not gpu"
+	@$(STEP) "unit tests and doctests" 120 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
 slow: $(VENV)/.dev
 	@$(STEP) "slow tests" 480 $(BIN)/python -m pytest -q -m "slow and not gpu" tests
