@@ -197,6 +197,8 @@ def turn(active: list[bool], drafted: list[int], accepted: list[int], **times: f
         accepted=np.array(accepted),
         committed=np.array(accepted) + 1,
         overlap=np.full((len(active), 2), 0.5),
+        surprisal=np.full((len(active), 3), 1.0),
+        entropy=np.full((len(active), 3), 2.0),
         **{"T_d": 1.0, "T_v": 2.0, "T_o": 0.5, **times},
     )
 

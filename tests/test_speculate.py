@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from calibrate.engine.cache import Cache  # noqa: E402
 from calibrate.engine.config import DecoderConfig  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
 from calibrate.engine.generate import generate  # noqa: E402
-from calibrate.speculate import drafters  # noqa: E402
+from calibrate.speculate import drafters, loop, proposals  # noqa: E402
 from calibrate.speculate.drafters import (  # noqa: E402
     DraftModel,
     Forced,
@@ -28,8 +29,16 @@ from calibrate.speculate.drafters import (  # noqa: E402
     SparseCache,
     check_pair,
 )
+from calibrate.speculate.heads import (  # noqa: E402
+    FeatureDrafter,
+    FeatureHead,
+    Medusa,
+    MedusaHeads,
+)
+from calibrate.speculate.lookahead import Lookahead  # noqa: E402
 from calibrate.speculate.loop import speculate  # noqa: E402
-from calibrate.speculate.text import Text  # noqa: E402
+from calibrate.speculate.text import Text, stop_strings  # noqa: E402
+from calibrate.speculate.trees import Tree  # noqa: E402
 
 SMALL = DecoderConfig(
     model_type="llama",
@@ -64,7 +73,26 @@ def near(target: Decoder, seed: int = 1, noise: float = 0.3) -> Decoder:
     return found
 
 
+def feature_head(target: Decoder, *, norms: bool, seed: int = 3) -> FeatureDrafter:
+    """A random head that passes the token's embedding on, so that its drafts have some chance."""
+    head = FeatureHead(target.config, norms=norms).randomise(seed)
+    return FeatureDrafter(target, head)
+
+
+def medusa(target: Decoder, seed: int = 4) -> Medusa:
+    heads = MedusaHeads(target.config.hidden, target.config.vocab, 8)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.normal_(0, weight.shape[-1] ** -0.5, generator=generator)
+    return Medusa(heads)
+
+
 DRAFTERS: dict[str, Callable[[Decoder], Any]] = {
+    "EAGLE head": lambda target: feature_head(target, norms=False),
+    "MTP block": lambda target: feature_head(target, norms=True),
+    "Medusa heads": medusa,
+    "lookahead": lambda target: Lookahead(window=4, guesses=3),
     "same model": DraftModel,
     "near model": lambda target: DraftModel(near(target)),
     "other model": lambda target: DraftModel(decoder(seed=5)),
@@ -93,7 +121,37 @@ def test_greedy_text_is_the_text_of_plain_decoding(name: str) -> None:
         assert (turn.drafted <= k).all()
 
 
-@pytest.mark.parametrize("name", ["near model", "n-gram", "early exit", "sparse cache"])
+TREES = {
+    "wide": Tree.of([3, 2, 1]),
+    "one level": Tree.of([4]),
+    "uneven": Tree((-1, -1, -1, 0, 0, 1, 3, 6)),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in ("n-gram", "lookahead")])
+def test_greedy_text_of_a_tree_is_the_text_of_plain_decoding(name: str, tree: str) -> None:
+    target = decoder()
+    given = prompts(12)
+    plain = generate(target, given, max_new_tokens=20, eos=(3,))
+    found = speculate(
+        target, DRAFTERS[name](target), given, k=TREES[tree], max_new_tokens=20, eos=(3,)
+    )
+    assert found.tokens == plain
+    if name == "same model":  # its first choice is the target's
+        assert all((turn.accepted == TREES[tree].k).all() for turn in found.rounds)
+
+
+@pytest.mark.parametrize("name", ["n-gram", "lookahead"])
+def test_what_drafts_chains_refuses_trees(name: str) -> None:
+    target = decoder()
+    with pytest.raises(DomainError, match="chains, no trees"):
+        speculate(target, DRAFTERS[name](target), [[1, 2]], k=Tree.of([2]), max_new_tokens=9)
+
+
+@pytest.mark.parametrize(
+    "name", ["near model", "n-gram", "early exit", "sparse cache", "EAGLE head", "lookahead"]
+)
 def test_end_tokens_within_an_accepted_block(name: str) -> None:
     target, given = decoder(), prompts(24, seed=3)
     ends = (3, 7)
@@ -109,6 +167,10 @@ def test_committed_tokens_follow_the_target(name: str) -> None:
     config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
     target = decoder(config, scale=1.5)
     make = {
+        "EAGLE head": lambda: feature_head(target, norms=False),
+        "MTP block": lambda: feature_head(target, norms=True),
+        "Medusa heads": lambda: medusa(target),
+        "lookahead": lambda: Lookahead(window=3, guesses=3),
         "same model": lambda: DraftModel(target),
         "near model": lambda: DraftModel(near(target)),
         "other model": lambda: DraftModel(decoder(config, seed=5, scale=2.0)),
@@ -120,7 +182,23 @@ def test_committed_tokens_follow_the_target(name: str) -> None:
     assert _p_value(target, make(), seed=2) > 1e-3
 
 
-def _p_value(target: Decoder, drafter: Any, *, seed: int, k: int = 3, draws: int = 20_000) -> float:
+@pytest.mark.parametrize("name", ["other model", "EAGLE head", "Medusa heads", "layers left out"])
+@pytest.mark.parametrize("tree", [Tree.of([3, 2]), Tree((-1, -1, -1, 0, 0, 1))])
+def test_committed_tokens_of_a_tree_follow_the_target(name: str, tree: Tree) -> None:
+    config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
+    target = decoder(config, scale=1.5)
+    make = {
+        "other model": lambda: DraftModel(decoder(config, seed=5, scale=2.0)),
+        "EAGLE head": lambda: feature_head(target, norms=False),
+        "Medusa heads": lambda: medusa(target),
+        "layers left out": lambda: SelfLayers(target, [1]),
+    }[name]
+    assert _p_value(target, make(), seed=2, k=tree) > 1e-3
+
+
+def _p_value(
+    target: Decoder, drafter: Any, *, seed: int, k: int | Tree = 3, draws: int = 20_000
+) -> float:
     """Return the p-value of tokens 2 and 3 given the prompt and token 1, over all token 1."""
     size, prompt = target.config.vocab, [1, 2, 1, 2]
     how = Transform(temperature=0.9, top_p=0.97)
@@ -157,13 +235,13 @@ def _keep_rejected(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
 
 
 def _tell_another_q(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
-    real = drafters.draft_chain
+    real = drafters.draft
 
-    def chain(*arguments: Any) -> Any:
+    def told(*arguments: Any) -> Any:
         found = real(*arguments)
         return found._replace(log_q=torch.log_softmax(found.log_q.clamp(min=-8) / 2, -1))
 
-    monkeypatch.setattr(drafters, "draft_chain", chain)
+    monkeypatch.setattr(drafters, "draft", told)
 
 
 def _correct_from_p(monkeypatch: pytest.MonkeyPatch, target: Decoder) -> None:
@@ -179,6 +257,90 @@ def test_planted_bugs_are_caught(
     drafter = DraftModel(decoder(config, seed=5, scale=2.0))
     plant(monkeypatch, target)
     assert _p_value(target, drafter, seed=2) < 1e-6
+
+
+def test_siblings_drawn_as_if_independent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
+    target, tree = decoder(config, scale=1.5), Tree.of([3, 2])
+    drafter = DraftModel(decoder(config, seed=5, scale=2.0))
+    real = proposals.draw_siblings
+    monkeypatch.setattr(
+        proposals, "draw_siblings", lambda law, u, replacement: real(law, u, replacement=True)
+    )
+    assert _p_value(target, drafter, seed=2, k=tree) < 1e-6
+
+
+def test_a_missing_bonus_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text still follows the target; the count of what a round commits does not."""
+    target = decoder()
+
+    def missing() -> int:
+        found = speculate(target, DraftModel(target), prompts(6), k=3, max_new_tokens=26, eos=())
+        return sum(int((turn.accepted + 1 - turn.committed).sum()) for turn in found.rounds[:-1])
+
+    assert missing() == 0
+    commit = loop._Batch.commit
+
+    def without_bonus(self: Any, block: Any, counts: Any = None) -> Any:
+        return commit(self, block, None if counts is None else counts.clamp(max=3))
+
+    monkeypatch.setattr(loop._Batch, "commit", without_bonus)
+    assert missing() > 0
+
+
+def test_what_is_rejected_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every first draft rejected, committed keys and values stay bitwise what they were, and
+    the next logits are those of plain decoding.
+    """
+    target, given = decoder(), prompts(5)
+    seen: list[Cache] = []
+
+    class Watched(Cache):
+        def advance(self, counts: Any) -> None:
+            super().advance(counts)
+            seen.append(self.clone())
+
+    def cache(batch: int, capacity: int) -> Cache:
+        return Watched(target.config, batch, capacity)
+
+    logits: list[Any] = []
+    law = loop._Batch.law
+
+    def watched(self: Any, found: Any, *rest: Any) -> Any:
+        logits.append(found if found.dim() == 2 else found[:, 0])
+        return law(self, found, *rest)
+
+    monkeypatch.setattr(target, "cache", cache)
+    monkeypatch.setattr(loop._Batch, "law", watched)
+    for drafter in (Forced(NGram(), [0.0]), Forced(DraftModel(near(target)), [0.0])):
+        found = speculate(target, drafter, given, k=4, max_new_tokens=12, eos=())
+        assert all((turn.accepted == 0).all() for turn in found.rounds)
+        forced, caches = list(logits), list(seen)
+        logits.clear()
+        seen.clear()
+        plain = speculate(target, None, given, k=0, max_new_tokens=12, eos=())
+        assert found.tokens == plain.tokens
+        for one, other in zip(forced, logits, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+        logits.clear()
+        seen.clear()
+        for before, after in pairwise(caches):
+            for row, n in enumerate(before.lengths.tolist()):
+                assert torch.equal(before.keys[:, row, :, :n], after.keys[:, row, :, :n])
+                assert torch.equal(before.values[:, row, :, :n], after.values[:, row, :, :n])
+
+
+def test_a_text_ends_after_its_stop_string() -> None:
+    target, given = decoder(), prompts(16)
+    plain = speculate(target, None, given, k=0, max_new_tokens=30, eos=())
+    stop = stop_strings(lambda tokens: "".join(map(chr, (97 + token for token in tokens))), ["h"])
+    found = speculate(
+        target, DraftModel(near(target)), given, k=4, max_new_tokens=30, eos=(), stop=stop
+    )
+    for tokens, whole in zip(found.tokens, plain.tokens, strict=True):
+        end = whole.index(7) + 1 if 7 in whole else len(whole)
+        assert tokens == whole[:end]
+    assert len({len(tokens) for tokens in found.tokens}) > 1
 
 
 def test_a_draft_model_that_is_the_target_is_always_right() -> None:
@@ -205,14 +367,14 @@ def test_a_pass_is_as_wide_as_the_longest_draft(monkeypatch: pytest.MonkeyPatch)
     target, widths = decoder(), []
     given = [[1, 2, 3, 4, 5], [6, 7, 8, 9]]  # nothing stands twice
 
-    def forward(self: Decoder, tokens: Any, *rest: Any, **more: Any) -> Any:
+    def hidden(self: Decoder, tokens: Any, *rest: Any, **more: Any) -> Any:
         widths.append(tokens.shape[1])
         return real(self, tokens, *rest, **more)
 
-    real = Decoder.forward
-    monkeypatch.setattr(Decoder, "forward", forward)
+    real = Decoder.hidden
+    monkeypatch.setattr(Decoder, "hidden", hidden)
     found = speculate(target, NGram(shortest=3), given, k=4, max_new_tokens=12)
-    assert widths == [1 + turn.drafted.max() for turn in found.rounds]
+    assert widths[1:] == [1 + turn.drafted.max() for turn in found.rounds]
     assert 1 in widths
     assert all(turn.overlap.shape == (2, 4) for turn in found.rounds)
 
@@ -237,7 +399,11 @@ def test_rounds_add_up(name: str) -> None:
         assert (turn.committed[turn.active] >= 1).all()
         assert (turn.committed[turn.active] <= turn.accepted[turn.active] + 1).all()
         assert turn.overlap.shape == (12, k)
-        assert (np.isnan(turn.overlap).sum(1) == k - turn.drafted).all()
+        unknown = k if name == "lookahead" else k - turn.drafted  # its drafts are a tree
+        assert (np.isnan(turn.overlap).sum(1) == unknown).all()
+        known = np.arange(k + 1) < turn.committed[:, None]
+        assert (np.isfinite(turn.surprisal) == known).all()
+        assert (np.isfinite(turn.entropy) == known).all()
         assert min(turn.T_d, turn.T_v, turn.T_o) >= 0
         assert all(
             len(tokens) == 20 or tokens[-1] == 3
@@ -279,7 +445,7 @@ def test_drafting_leaves_the_target_cache_as_it_was() -> None:
             )
             before = cache.clone()
             drafter.start(text, cache)
-            drafter.propose(4, Transform(), lambda *shape: torch.rand(shape))
+            drafter.propose(Tree.chain(4), Transform(), lambda *shape: torch.rand(shape))
         assert torch.equal(cache.lengths, before.lengths)
         for i, n in enumerate(cache.lengths.tolist()):
             assert torch.equal(cache.keys[:, i, :, :n], before.keys[:, i, :, :n])
@@ -311,7 +477,7 @@ def test_prompt_lookup(tokens: list[int], drafts: list[int]) -> None:
     drafter = NGram()
     text = Text([tokens, [1, 2, 3, 4, 5, 1]], 12, vocab=23)
     drafter.start(text, Any)
-    found = drafter.propose(3, Transform(), torch.rand)
+    found = drafter.propose(Tree.chain(3), Transform(), torch.rand)
     assert found.tokens[0, : found.lengths[0]].tolist() == drafts
     assert found.tokens[1, : found.lengths[1]].tolist() == [2, 3, 4]
 

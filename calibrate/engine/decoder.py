@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from calibrate.engine.cache import Cache
 from calibrate.engine.config import DecoderConfig
 from specmodel.errors import DomainError
 
-__all__ = ["Decoder", "DecoderConfig"]
+__all__ = ["Decoder", "DecoderConfig", "Stack"]
 
 
 class Pass(NamedTuple):
@@ -99,8 +99,135 @@ class Layer(nn.Module):  # type: ignore[misc]
         return found.reshape(B, W, c.heads * c.head_dim)
 
 
-class Decoder(nn.Module):  # type: ignore[misc]
-    """A decoder whose weights are empty until loaded (`checkpoints`) or drawn (`randomise`).
+class Stack(nn.Module):  # type: ignore[misc]
+    """Layers over hidden states and a final norm, with rotary positions: a decoder's, a head's.
+
+    Weights are empty until loaded (`checkpoints`), trained or drawn (`randomise`).
+
+    Parameters
+    ----------
+    config : DecoderConfig
+        Its vocabulary is not read.
+    norm : bool
+        Whether there is a final norm.
+    dtype, device : as torch takes them
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        norm: bool = True,
+        dtype: Any = torch.float32,
+        device: Any = "cpu",
+    ) -> None:
+        super().__init__()
+        kind = {"dtype": dtype, "device": device}
+        c = self.config = config
+        self.layers = nn.ModuleList(Layer(c, **kind) for _ in range(c.layers))
+        self.register_parameter(
+            "norm", nn.Parameter(torch.empty(c.hidden, **kind)) if norm else None
+        )
+        steps = torch.arange(0, c.head_dim, 2, dtype=torch.float32, device=device)
+        frequencies = 1.0 / c.rope_theta ** (steps / c.head_dim)
+        if c.rope_factors is not None:
+            frequencies = frequencies / torch.tensor(c.rope_factors, device=device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    @property
+    def dtype(self) -> Any:
+        """Number format of the weights."""
+        return self.layers[0].out.dtype
+
+    @property
+    def device(self) -> Any:
+        """Where the weights are."""
+        return self.layers[0].out.device
+
+    def cache(self, batch: int, capacity: int) -> Cache:
+        """Return an empty cache of this stack's format and device."""
+        return Cache(self.config, batch, capacity, dtype=self.dtype, device=self.device)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def randomise(self, seed: int = 0) -> Self:
+        """Draw all weights: matrices so that layers keep their input's scale, norms near 1."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                scale = 1.0 if name == "embedding" and not self.config.tied else None
+                weight.normal_(0, scale or weight.shape[1] ** -0.5, generator=generator)
+            else:
+                mean = 0.0 if name.endswith("bias") else 1.0
+                weight.normal_(mean, 0.1, generator=generator)
+        return self
+
+    def run(
+        self,
+        x: Tensor,
+        cache: Cache | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        **place: Any,
+    ) -> Tensor:
+        """Return the last layer's output (batch, width, hidden), before the final norm.
+
+        Parameters
+        ----------
+        x : Tensor (batch, width, hidden)
+        cache : Cache, optional
+        layers : sequence of int, optional
+            See `Decoder.forward`.
+        **place
+            `positions`, `mask`, `written` and `span` of `Decoder.forward`.
+        """
+        shared = self.prepare(*x.shape[:2], cache=cache, **place)
+        with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
+            for index in range(self.config.layers) if layers is None else layers:
+                x = self.layers[index](x, index, shared)
+            return x
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return hidden states after the final norm."""
+        return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
+
+    def prepare(
+        self,
+        batch: int,
+        width: int,
+        *,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        written: int = 0,
+        span: int | None = None,
+    ) -> Pass:
+        """Return what the layers of a pass share: angles, mask, slots; see `Decoder.forward`."""
+        c, device = self.config, self.device
+        columns = torch.arange(written + width, device=device)
+        if cache is None:
+            lengths, span = torch.zeros(batch, dtype=torch.int64, device=device), width
+        else:
+            lengths, span = cache.lengths, _span(cache, batch, written + width, span)
+        slots = lengths[:, None] + columns  # of all that is uncommitted, the new ones last
+        if positions is None:
+            positions = slots
+        angles = (positions[:, written:, None] * self.frequencies)[:, :, None]
+        allowed = _allowed(lengths, slots, positions, mask, width, span, c.window)
+        added = torch.zeros(allowed.shape, dtype=self.dtype, device=device)
+        added = added.masked_fill_(~allowed, -torch.inf).repeat(1, c.heads // c.kv_heads, 1)
+        rows = torch.arange(batch, device=device)[:, None, None]
+        heads = torch.arange(c.kv_heads, device=device)[None, None]
+        return Pass(
+            angles.cos().to(self.dtype),
+            angles.sin().to(self.dtype),
+            added[:, None],
+            cache,
+            (rows, heads, slots[:, written:, None]),
+        )
+
+
+class Decoder(Stack):
+    """A stack between an embedding and an LM head: tokens in, logits out.
 
     Parameters
     ----------
@@ -116,61 +243,26 @@ class Decoder(nn.Module):  # type: ignore[misc]
     def __init__(
         self, config: DecoderConfig, *, dtype: Any = torch.float32, device: Any = "cpu"
     ) -> None:
-        super().__init__()
-        kind = {"dtype": dtype, "device": device}
-        c = self.config = config
-        size, free = c.parameters * dtype.itemsize, free_memory(torch.device(device))
+        size, free = config.parameters * dtype.itemsize, free_memory(torch.device(device))
         if size > free:
             raise DomainError(f"weights take {size / 1e9:.3g} GB; {free / 1e9:.3g} GB are free")
-        self.embedding = nn.Parameter(torch.empty(c.vocab, c.hidden, **kind))
-        self.layers = nn.ModuleList(Layer(c, **kind) for _ in range(c.layers))
-        self.norm = nn.Parameter(torch.empty(c.hidden, **kind))
-        self.head = (
-            self.embedding if c.tied else nn.Parameter(torch.empty(c.vocab, c.hidden, **kind))
-        )
-        steps = torch.arange(0, c.head_dim, 2, dtype=torch.float32, device=device)
-        frequencies = 1.0 / c.rope_theta ** (steps / c.head_dim)
-        if c.rope_factors is not None:
-            frequencies = frequencies / torch.tensor(c.rope_factors, device=device)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        super().__init__(config, dtype=dtype, device=device)
 
-    @property
-    def dtype(self) -> Any:
-        """Number format of the weights."""
-        return self.embedding.dtype
+        def table() -> Any:
+            return nn.Parameter(
+                torch.empty(config.vocab, config.hidden, dtype=dtype, device=device)
+            )
 
-    @property
-    def device(self) -> Any:
-        """Where the weights are."""
-        return self.embedding.device
-
-    def cache(self, batch: int, capacity: int) -> Cache:
-        """Return an empty cache of this decoder's format and device."""
-        return Cache(self.config, batch, capacity, dtype=self.dtype, device=self.device)
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def randomise(self, seed: int = 0) -> Decoder:
-        """Draw all weights: matrices so that layers keep their input's scale, norms near 1."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                scale = 1.0 if name == "embedding" and not self.config.tied else None
-                weight.normal_(0, scale or weight.shape[1] ** -0.5, generator=generator)
-            else:
-                mean = 0.0 if name.endswith("bias") else 1.0
-                weight.normal_(mean, 0.1, generator=generator)
-        return self
+        self.embedding = table()
+        self.head = self.embedding if config.tied else table()
 
     def forward(
         self,
         tokens: Tensor,
         cache: Cache | None = None,
         *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        span: int | None = None,
         features: bool = False,
+        **options: Any,
     ) -> Any:
         """Run `width` new positions of every sequence.
 
@@ -183,18 +275,21 @@ class Decoder(nn.Module):  # type: ignore[misc]
             Of ragged sequences, padded on the right with any token.
         cache : Cache, optional
             Without one the new positions attend to each other alone, and gradients flow.
-        positions : Tensor (batch, width) of int64, optional
-            Place of each in its text, by default ``lengths + column``; for nodes of a tree
-            ``lengths + depth``. [token]
-        mask : Tensor (batch, width, width) of bool, optional
-            Which new column each new row sees, itself always; by default causal.
+        features : bool
+            Return the normalised last hidden state too.
+        positions : Tensor (batch, written + width) of int64, optional
+            Place in its text of each uncommitted column, by default ``lengths + column``; for
+            nodes of a tree ``lengths + depth``. [token]
+        mask : Tensor (batch, width, written + width) of bool, optional
+            Which uncommitted column each new row sees, itself always; by default causal.
+        written : int
+            Columns behind ``lengths`` that earlier passes wrote and nothing committed: the new
+            ones stand behind them. [token]
         layers : sequence of int, optional
             The layers to run, in this order; by default all. Only these write the cache.
         span : int, optional
-            Slots of the cache to read, at least ``max(lengths) + width``; by default just that,
-            which waits for the device. [token]
-        features : bool
-            Return the normalised last hidden state too.
+            Slots of the cache to read, at least ``max(lengths) + written + width``; by default
+            just that, which waits for the device. [token]
 
         Returns
         -------
@@ -205,65 +300,17 @@ class Decoder(nn.Module):  # type: ignore[misc]
         DomainError
             When the cache has too few slots or another batch.
         """
-        found = self.hidden(tokens, cache, positions=positions, mask=mask, layers=layers, span=span)
+        found = self.hidden(tokens, cache, **options)
         logits = self.logits(found)
         return (logits, found) if features else logits
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        cache: Cache | None = None,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        span: int | None = None,
-    ) -> Tensor:
+    def hidden(self, tokens: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
         """Return the normalised last hidden state (batch, width, hidden); see `forward`."""
-        shared = self.prepare(*tokens.shape, cache=cache, positions=positions, mask=mask, span=span)
-        with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-            x = F.embedding(tokens, self.embedding)
-            for index in range(self.config.layers) if layers is None else layers:
-                x = self.layers[index](x, index, shared)
-            return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
+        return self.normalise(self.run(F.embedding(tokens, self.embedding), cache, **options))
 
     def logits(self, features: Tensor) -> Tensor:
         """Return logits (..., vocab) of normalised hidden states (..., hidden)."""
         return F.linear(features, self.head)
-
-    def prepare(
-        self,
-        batch: int,
-        width: int,
-        *,
-        cache: Cache | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        span: int | None = None,
-    ) -> Pass:
-        """Return what the layers of a pass share: angles, mask, slots; see `forward`."""
-        c, device = self.config, self.device
-        columns = torch.arange(width, device=device)
-        if cache is None:
-            lengths, span = torch.zeros(batch, dtype=torch.int64, device=device), width
-        else:
-            lengths, span = cache.lengths, _span(cache, batch, width, span)
-        slots = lengths[:, None] + columns
-        if positions is None:
-            positions = slots
-        angles = (positions[..., None] * self.frequencies)[:, :, None]
-        allowed = _allowed(lengths, slots, positions, mask, span, c.window)
-        added = torch.zeros(allowed.shape, dtype=self.dtype, device=device)
-        added = added.masked_fill_(~allowed, -torch.inf).repeat(1, c.heads // c.kv_heads, 1)
-        rows = torch.arange(batch, device=device)[:, None, None]
-        heads = torch.arange(c.kv_heads, device=device)[None, None]
-        return Pass(
-            angles.cos().to(self.dtype),
-            angles.sin().to(self.dtype),
-            added[:, None],
-            cache,
-            (rows, heads, slots[:, :, None]),
-        )
 
 
 def _span(cache: Cache, batch: int, width: int, span: int | None) -> int:
@@ -284,20 +331,21 @@ def _allowed(
     slots: Tensor,
     positions: Tensor,
     mask: Tensor | None,
+    width: int,
     span: int,
     window: int | None,
 ) -> Tensor:
-    """Return which slot each new position sees, (batch, width, span) of bool."""
+    """Return which slot each of the last `width` columns sees, (batch, width, span) of bool."""
     read = torch.arange(span, device=slots.device)
-    shape = (*slots.shape, span)
     if mask is None:
-        allowed = read <= slots[..., None]
+        allowed = read <= slots[:, -width:, None]
     else:
-        index = slots[:, None].expand(-1, slots.shape[1], -1)
-        allowed = (read < lengths[:, None, None]).expand(shape).scatter(2, index, mask)
+        index = slots[:, None].expand(-1, width, -1)
+        committed = (read < lengths[:, None, None]).expand(-1, width, -1)
+        allowed = committed.scatter(2, index, mask.expand(index.shape))
     if window is not None:
         place = read.expand(len(slots), -1).scatter(1, slots, positions)
-        allowed = allowed & (place[:, None] > positions[..., None] - window)
+        allowed = allowed & (place[:, None] > positions[:, -width:, None] - window)
     return allowed
 
 

@@ -95,10 +95,17 @@ def check_prompts(decoder: Decoder, prompts: Sequence[Sequence[int]], new_tokens
                 raise DomainError(f"prompt {i}: token {token} is outside [0, {c.vocab - 1}]")
 
 
-def prefill(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Cache) -> Tensor:
+def prefill(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    cache: Cache,
+    features: Tensor | None = None,
+) -> Tensor:
     """Write prompts into an empty cache, commit them, return the logits (batch, vocab) after each.
 
     Prompts of a ragged batch are padded on the right; what padding writes is not committed.
+    `features` (batch, n, hidden), n at least the longest prompt's, takes the normalised last
+    hidden state at each of their positions.
     """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
@@ -114,6 +121,8 @@ def prefill(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Cache) ->
         found = decoder.hidden(chunk, cache)
         column = lengths - 1 - start
         inside = (column >= 0) & (column < chunk.shape[1])
+        if features is not None:
+            features[:, start : start + chunk.shape[1]] = found
         taken = found[rows, column.clamp(0, chunk.shape[1] - 1)]
         last = torch.where(inside[:, None], taken, last)
         cache.advance((lengths - cache.lengths).clamp(0, chunk.shape[1]))

@@ -6,8 +6,8 @@ layers and whose cache those passes take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,50 +15,11 @@ from torch import Tensor
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
 from calibrate.engine.generate import prefill
+from calibrate.speculate.proposals import Drafter, Proposal, Uniform, draft, only_chains
 from calibrate.speculate.text import Text
+from calibrate.speculate.trees import Tree
 from specmodel.errors import DomainError
-from specmodel.law import Transform, draw
-
-Uniform = Callable[..., Tensor]
-"""Returns uniform numbers in [0, 1) of the shape it is given."""
-
-
-class Proposal(NamedTuple):
-    """Drafts of one round.
-
-    Attributes
-    ----------
-    tokens : Tensor (batch, k) of int64
-    log_q : Tensor (batch, k, vocab) or None
-        What they were drawn from; None: chosen without chance.
-    lengths : Tensor (batch,) of int64, or None
-        Drafts that each sequence has; None: k.
-    accepted : Tensor (batch,) of int64, or None
-        Accept so many instead of verifying (`Forced`).
-    """
-
-    tokens: Tensor
-    log_q: Tensor | None = None
-    lengths: Tensor | None = None
-    accepted: Tensor | None = None
-
-
-class Drafter(Protocol):
-    """What the loop asks of a drafter.
-
-    A drafter is told by `start` of a new batch, whose `text` (prompt and first token) and target
-    `cache` it keeps and reads; the cache holds all of the text but its last token, and a drafter
-    leaves its lengths as they were.
-    """
-
-    def start(self, text: Text, cache: Cache) -> None:
-        """Begin with a batch; slots beyond the text hold a round's drafts."""
-
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
-        """Return k drafts for each sequence."""
-
-    def settle(self) -> None:
-        """Forget what was rejected: `text` holds what is committed."""
+from specmodel.law import Transform
 
 
 def check_pair(target: Decoder, draft: Decoder) -> None:
@@ -78,60 +39,55 @@ def check_pair(target: Decoder, draft: Decoder) -> None:
         raise DomainError(f"the draft model is on {draft.device}, the target on {target.device}")
 
 
-def draft_chain(
-    logits: Tensor,
-    following: Callable[[Tensor, int], Tensor],
-    k: int,
-    transform: Transform,
-    uniform: Uniform,
-    seen: Tensor | None,
-) -> Proposal:
-    """Draw k tokens one after another from a drafter's own law.
-
-    Parameters
-    ----------
-    logits : Tensor (batch, vocab)
-        After the text.
-    following : callable
-        Given a token (batch,) and its number from 0, returns the logits after it; not asked
-        for those after the last draft.
-    k : int
-    transform : Transform
-    uniform : callable
-    seen : Tensor (batch, vocab) of bool, or None
-        Tokens of the text, where the transform asks for them.
-    """
-    tokens: list[Tensor] = []
-    laws: list[Tensor] = []
-    for j in range(k):
-        law = transform.log_probabilities(logits, seen)
-        token = draw(law, uniform(len(law)))
-        tokens.append(token)
-        laws.append(law)
-        if j + 1 < k:
-            logits = following(token, j)
-            if seen is not None:
-                seen = seen.scatter(1, token[:, None], True)
-    return Proposal(torch.stack(tokens, 1), torch.stack(laws, 1))
-
-
-class _Chain:
+class Passes:
     """What the drafters that run passes have in common."""
 
+    reads_features = False
     text: Text
     cache: Cache
 
     def start(self, text: Text, cache: Cache) -> None:
+        """Begin with a batch."""
         self.text, self.cache = text, cache
 
-    def settle(self) -> None:
-        pass
+    def rows(self, tree: Tree) -> int:
+        """Return the number of nodes."""
+        return len(tree.parents)
 
-    def _seen(self, transform: Transform) -> Tensor | None:
+    def settle(self, nodes: Tensor, counts: Tensor) -> None:
+        """Do nothing: no more is kept than `text` and the target's cache."""
+
+    def seen(self, transform: Transform) -> Tensor | None:
+        """Return the tokens of the text where the transform asks for them."""
         return self.text.seen() if transform.repetition_penalty != 1 else None
 
 
-class DraftModel(_Chain):
+def place(tree: Tree, level: range, lengths: Tensor, *, root: bool) -> dict[str, Any]:
+    """Return where a pass over one depth stands: `positions`, `mask`, `written` for the decoder.
+
+    Parameters
+    ----------
+    tree : Tree
+    level : range
+        Its nodes.
+    lengths : Tensor (batch,)
+        The text that stands before what is uncommitted. [token]
+    root : bool
+        Whether the root is the first uncommitted column, else the last committed one.
+    """
+    device, first = lengths.device, 0 if root else 1
+    columns = slice(first, level.stop + 1)
+    found = {
+        "positions": lengths[:, None] + tree.places(device)[columns] - first,
+        "written": level.start + 1 - first,
+    }
+    if not tree.is_chain:
+        sees = tree.sees(device)[level.start + 1 : level.stop + 1, columns]
+        found["mask"] = sees.expand(len(lengths), -1, -1)
+    return found
+
+
+class DraftModel(Passes):
     """A smaller model with a cache of its own.
 
     Its first pass of a round takes what was committed since: one token, or two where every draft
@@ -156,28 +112,34 @@ class DraftModel(_Chain):
             self.cache,
         )
 
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
-        """Return k drafts for each sequence, by k passes."""
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
+        """Return drafts for each sequence, by a pass for each depth."""
         missing = self.text.lengths - self.cache.lengths
         width = int(missing.max())
         found = self.decoder.hidden(self.text.last(missing, width), self.cache)
         self.cache.advance(missing)
         rows = torch.arange(len(missing), device=missing.device)
+        self._depths, self._chain = max(tree.k - 1, 0), tree.is_chain
 
-        def following(token: Tensor, _: int) -> Tensor:
-            logits = self.decoder(token[:, None], self.cache)[:, 0]
-            self.cache.advance(1)
+        def following(tokens: Tensor, level: range) -> Tensor:
+            where = place(tree, level, self.cache.lengths, root=False)
+            logits: Tensor = self.decoder(tokens, self.cache, **where)
             return logits
 
         first = self.decoder.logits(found[rows, missing - 1])
-        return draft_chain(first, following, k, transform, uniform, self._seen(transform))
+        return draft(first, following, tree, transform, uniform, self.seen(transform))
 
-    def settle(self) -> None:
-        """Drop the rejected drafts from the cache."""
+    def settle(self, nodes: Tensor, counts: Tensor) -> None:
+        """Keep the accepted drafts that passes were run for."""
+        counts = counts.clamp(max=self._depths)
+        if self._chain:
+            self.cache.advance(counts)
+        else:
+            self.cache.keep(nodes[:, : self._depths], counts)
         self.cache.rollback(torch.minimum(self.cache.lengths, self.text.lengths - 1))
 
 
-class SelfLayers(_Chain):
+class SelfLayers(Passes):
     """The target's own layers, some of them: early exit, or layers left out.
 
     Drafts read and write the target's cache; verification overwrites what they wrote. Passes of
@@ -210,29 +172,25 @@ class SelfLayers(_Chain):
             raise DomainError(f"layers must leave some of the {count} out")
         self.target, self.layers = target, chosen
 
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
-        """Return k drafts for each sequence, by k passes of some layers."""
-        committed = self.cache.lengths.clone()
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
+        """Return drafts for each sequence, by a pass of some layers for each depth."""
 
-        def run(tokens: Tensor) -> Tensor:
-            logits: Tensor = self.target(tokens, self.cache, layers=self.layers)[:, 0]
-            self.cache.advance(1)
+        def run(tokens: Tensor, **where: Any) -> Tensor:
+            logits: Tensor = self.target(tokens, self.cache, layers=self.layers, **where)
             return logits
 
-        first = run(self.text.last(torch.ones_like(committed), 1))
-        found = draft_chain(
+        first = run(self.text.last(torch.ones_like(self.cache.lengths), 1))[:, 0]
+        return draft(
             first,
-            lambda token, _: run(token[:, None]),
-            k,
+            lambda tokens, level: run(tokens, **place(tree, level, self.cache.lengths, root=True)),
+            tree,
             transform,
             uniform,
-            self._seen(transform),
+            self.seen(transform),
         )
-        self.cache.rollback(committed)
-        return found
 
 
-class SparseCache(_Chain):
+class SparseCache(Passes):
     """The whole target over a part of its cache: the first tokens and the last ones.
 
     Each round copies that part, so that drafts at long context read little [1]_.
@@ -256,31 +214,29 @@ class SparseCache(_Chain):
             raise DomainError("a part of the cache needs a target without sliding window")
         self.target, self.sink, self.window = target, sink, window
 
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
-        """Return k drafts for each sequence, by k passes that read the part."""
-        committed = self.cache.lengths.clone()
-        part = self._part(k)
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
+        """Return drafts for each sequence, by a pass over the part for each depth."""
+        lengths = self.cache.lengths
+        part = self._part(len(tree.parents))
 
-        def run(token: Tensor, j: int) -> Tensor:
-            place = (committed + j)[:, None]
-            logits: Tensor = self.target(token, part, positions=place)[:, 0]
-            part.advance(1)
+        def run(tokens: Tensor, **where: Any) -> Tensor:
+            logits: Tensor = self.target(tokens, part, **where)
             return logits
 
-        first = run(self.text.last(torch.ones_like(committed), 1), 0)
-        return draft_chain(
-            first,
-            lambda token, j: run(token[:, None], j + 1),
-            k,
+        first = run(self.text.last(torch.ones_like(lengths), 1), positions=lengths[:, None])
+        return draft(
+            first[:, 0],
+            lambda tokens, level: run(tokens, **place(tree, level, lengths, root=True)),
+            tree,
             transform,
             uniform,
-            self._seen(transform),
+            self.seen(transform),
         )
 
-    def _part(self, k: int) -> Cache:
-        """Return a cache of the kept slots, with room for k more."""
+    def _part(self, nodes: int) -> Cache:
+        """Return a cache of the kept slots, with room for root and nodes."""
         kept = min(self.sink + self.window, self.cache.capacity)
-        part = self.target.cache(self.cache.batch, kept + k)
+        part = self.target.cache(self.cache.batch, kept + 1 + nodes)
         slots = torch.arange(kept, device=self.cache.lengths.device)
         left_out = (self.cache.lengths - kept).clamp(min=0)[:, None]
         slots = slots + torch.where(slots >= self.sink, left_out, 0)
@@ -306,12 +262,15 @@ class NGram:
             raise DomainError(f"1 <= shortest <= longest does not hold for {shortest}, {longest}")
         self.longest, self.shortest = longest, shortest
 
+    reads_features = False
+
     def start(self, text: Text, cache: Cache) -> None:
         """Begin with a batch."""
         self.text = text
 
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return up to k drafts for each sequence."""
+        k = only_chains(tree, "prompt lookup")
         tokens, lengths = self.text.tokens, self.text.lengths
         start = torch.zeros_like(lengths)  # of what followed; 0: nothing found
         for n in range(self.longest, self.shortest - 1, -1):
@@ -328,7 +287,11 @@ class NGram:
         drafts = tokens[rows, columns.clamp(max=tokens.shape[1] - 1)]
         return Proposal(drafts, lengths=torch.where(start > 0, (lengths - start).clamp(max=k), 0))
 
-    def settle(self) -> None:
+    def rows(self, tree: Tree) -> int:
+        """Return the number of nodes."""
+        return len(tree.parents)
+
+    def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Do nothing: the text is all it reads."""
 
 
@@ -353,23 +316,29 @@ class Forced:
         self.rates = torch.tensor(list(rates), dtype=torch.float64)
         if not len(self.rates) or not bool(((self.rates >= 0) & (self.rates <= 1)).all()):
             raise DomainError(f"rates must be numbers in [0, 1]; got {list(rates)}")
-        self.drafter = drafter
+        self.drafter, self.reads_features = drafter, drafter.reads_features
 
     def start(self, text: Text, cache: Cache) -> None:
         """Begin with a batch."""
         self.drafter.start(text, cache)
 
-    def propose(self, k: int, transform: Transform, uniform: Uniform) -> Proposal:
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return the drafts, and how many of them count as accepted."""
-        found = self.drafter.propose(k, transform, uniform)
+        found = self.drafter.propose(tree, transform, uniform)
+        if found.extra is not None:
+            raise DomainError("acceptance cannot be imposed on guesses that may not be there")
         last = len(self.rates) - 1
-        rates = self.rates[torch.arange(k).clamp(max=last)].to(found.tokens.device)
-        passed = uniform(len(found.tokens), k) < rates
+        rates = self.rates[torch.arange(tree.k).clamp(max=last)].to(found.tokens.device)
+        passed = uniform(len(found.tokens), tree.k) < rates
         accepted = passed.long().cumprod(1).sum(1)
         if found.lengths is not None:
             accepted = torch.minimum(accepted, found.lengths)
-        return found._replace(accepted=accepted)
+        return found._replace(tokens=found.tokens.clamp(min=0), accepted=accepted)
 
-    def settle(self) -> None:
+    def rows(self, tree: Tree) -> int:
+        """Return the other drafter's."""
+        return self.drafter.rows(tree)
+
+    def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Forget what was rejected."""
-        self.drafter.settle()
+        self.drafter.settle(nodes, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,11 @@ from calibrate.clock import Clock
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
 from calibrate.engine.generate import check_prompts, prefill
-from calibrate.speculate.drafters import Drafter, Proposal, Uniform
-from calibrate.speculate.text import Text
+from calibrate.speculate.proposals import Drafter, Layout, Proposal, Uniform
+from calibrate.speculate.text import Stop, Text
+from calibrate.speculate.trees import Tree
 from specmodel.errors import DomainError
-from specmodel.law import Transform, draw, seen_along, verify_chain
+from specmodel.law import Transform, draw, seen_along, verify_chain, verify_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +32,14 @@ class Round:
     active : ndarray of bool (batch,)
         Sequences that had not ended before it; the other fields mean nothing for the rest.
     drafted, accepted, committed : ndarray of int (batch,)
-        Drafts verified, drafts accepted, and tokens that entered the text: accepted + 1, fewer
-        where it ended.
+        Positions that were drafted for, drafts accepted, and tokens that entered the text:
+        accepted + 1, fewer where it ended.
     overlap : ndarray of float (batch, k)
-        Sum of min(p, q) over the vocabulary for each draft, NaN where there was none. [-]
+        Sum of min(p, q) over the vocabulary for each draft of a chain, NaN where there was none,
+        and of trees. [-]
+    surprisal, entropy : ndarray of float (batch, k + 1)
+        Of each token that entered the text, and of the law it came from, under the target's own
+        law before any transform; NaN beyond. [bit]
     T_d, T_v, T_o : float
         Drafting, the verification pass, and all else. [s]
     """
@@ -43,6 +49,8 @@ class Round:
     accepted: NDArray[np.int64]
     committed: NDArray[np.int64]
     overlap: NDArray[np.float64]
+    surprisal: NDArray[np.float64]
+    entropy: NDArray[np.float64]
     T_d: float
     T_v: float
     T_o: float
@@ -69,11 +77,12 @@ def speculate(
     drafter: Drafter | None,
     prompts: Sequence[Sequence[int]],
     *,
-    k: int,
+    k: int | Tree,
     max_new_tokens: int,
     transform: Transform | None = None,
     seed: int = 0,
     eos: Sequence[int] | None = None,
+    stop: Stop | None = None,
 ) -> Outcome:
     """Continue prompts by speculative decoding; the law of the text is the target's [1]_.
 
@@ -84,14 +93,16 @@ def speculate(
         None, or k = 0: plain decoding by the same loop.
     prompts : sequence of token sequences
         Of any lengths; every sequence accepts its own number each round.
-    k : int
-        Drafts of a round. [token]
+    k : int or Tree
+        Drafts of a round: a chain of so many [token], or a tree.
     max_new_tokens : int
     transform : Transform, optional
         Of target and drafter alike; greedy by default.
     seed : int
     eos : sequence of int, optional
         Tokens that end a text, by default the target's; none to go on to `max_new_tokens`.
+    stop : callable, optional
+        Given the new tokens of a text, how many of them it ends after, or None (`stop_strings`).
 
     Raises
     ------
@@ -103,8 +114,8 @@ def speculate(
     ----------
     .. [1] Leviathan et al., ICML 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318.
     """
-    if k < 0:
-        raise DomainError(f"k must be >= 0; got {k}")
+    tree = k if isinstance(k, Tree) else Tree.chain(k)
+    drafter = drafter if tree.k else None
     check_prompts(target, prompts, max_new_tokens)
     how = Transform(temperature=0) if transform is None else transform
     generator = torch.Generator(target.device).manual_seed(seed)
@@ -112,20 +123,29 @@ def speculate(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=target.device, generator=generator)
 
-    # Rejected drafts of the last round may stand behind the longest text.
-    capacity = max(map(len, prompts)) + max_new_tokens + k
+    # Rejected rows of the last round may stand behind the longest text.
+    rows = 0 if drafter is None else drafter.rows(tree)
+    capacity = max(map(len, prompts)) + max_new_tokens + rows
     cache = target.cache(len(prompts), capacity)
-    logits = prefill(target, prompts, cache)
-    text = Text(prompts, capacity, vocab=target.config.vocab, device=target.device)
+    text = Text(
+        prompts,
+        capacity,
+        vocab=target.config.vocab,
+        hidden=target.config.hidden if drafter is not None and drafter.reads_features else 0,
+        dtype=target.dtype,
+        device=target.device,
+    )
+    logits = prefill(target, prompts, cache, text.features if text.features.shape[2] else None)
     prompt_lengths = text.lengths.clone()
     ends = torch.tensor(
         target.config.eos if eos is None else list(eos), dtype=torch.int64, device=target.device
     )
-    batch = _Batch(target, cache, text, how, uniform, ends, prompt_lengths + max_new_tokens)
+    limits = prompt_lengths + max_new_tokens
+    batch = _Batch(target, cache, text, how, uniform, ends, stop, prompt_lengths, limits)
     batch.commit(draw(batch.law(logits), uniform(len(prompts)))[:, None])
-    if drafter is not None and k:
+    if drafter is not None:
         drafter.start(text, cache)
-    rounds = list(batch.rounds(drafter if k else None, k))
+    rounds = list(batch.rounds(drafter, tree))
     new = [
         row[start:end].tolist()
         for row, start, end in zip(text.tokens, prompt_lengths, text.lengths, strict=True)
@@ -143,16 +163,18 @@ class _Batch:
     transform: Transform
     uniform: Uniform
     ends: Tensor
+    stop: Stop | None
+    starts: Tensor  # of the new tokens
     limits: Tensor
     active: Any = None
 
-    def rounds(self, drafter: Drafter | None, k: int) -> Iterator[Round]:
+    def rounds(self, drafter: Drafter | None, tree: Tree) -> Iterator[Round]:
         """Run rounds until every sequence has ended."""
         now = Clock(torch.device(self.target.device)).now
         while bool(self.active.any()):
-            yield self._round(drafter, k, now)
+            yield self._round(drafter, tree, now)
 
-    def _round(self, drafter: Drafter | None, k: int, now: Callable[[], float]) -> Round:
+    def _round(self, drafter: Drafter | None, tree: Tree, now: Callable[[], float]) -> Round:
         size, was = len(self.text.tokens), self.active
         begin = now()
         if drafter is None:
@@ -160,34 +182,56 @@ class _Batch:
                 torch.zeros(size, 0, dtype=torch.int64, device=self.cache.lengths.device)
             )
         else:
-            found = _cut(drafter.propose(k, self.transform, self.uniform))
+            found = _cut(drafter.propose(tree, self.transform, self.uniform))
         drafted = now()
-        one = torch.ones_like(self.cache.lengths)
-        logits = self.target(torch.cat((self.text.last(one, 1), found.tokens), 1), self.cache)
+        hidden, logits = self._pass(found)
         verified = now()
-        log_p = self.law(logits, found.tokens)
-        accepted, token = self._verdict(log_p, found)
-        block = torch.cat((found.tokens, token[:, None]), 1)
-        block[torch.arange(size, device=block.device), accepted] = token
+        nodes = found.tokens.shape[1]
+        log_p = self.law(logits[:, : nodes + 1], found)
+        path, accepted, token = self._verdict(log_p, found)
+        block = torch.cat((found.tokens.gather(1, path), token[:, None]), 1)
+        block.scatter_(1, accepted[:, None], token[:, None])
         counts = self.commit(block, accepted + 1)
-        self.cache.advance(torch.where(was, self.text.lengths - 1 - self.cache.lengths, 0))
+        rows = torch.nn.functional.pad(path + 1, (1, 0))  # of the pass: root, then accepted
+        if found.layout is None:
+            self.cache.advance(counts)
+        else:
+            self.cache.keep(rows, counts)
+        if self.text.features.shape[2]:
+            index = rows[..., None].expand(-1, -1, hidden.shape[2])
+            self.text.keep_features(hidden.gather(1, index), counts)
         if drafter is not None:
-            drafter.settle()
+            if found.extra is not None:
+                found.extra.observe(logits[:, nodes + 1 :])
+            drafter.settle(path, accepted)
         done = now()
-        lengths = torch.full_like(accepted, found.tokens.shape[1])
+        k = 0 if drafter is None else tree.k
         return Round(
             active=was.cpu().numpy(),
-            drafted=(lengths if found.lengths is None else found.lengths).cpu().numpy(),
+            drafted=_positions(found).cpu().numpy(),
             accepted=accepted.cpu().numpy(),
             committed=counts.cpu().numpy(),
             overlap=_overlap(log_p, found, k).cpu().double().numpy(),
+            **_information(logits, rows, block, counts, k + 1),
             T_d=drafted - begin,
             T_v=verified - drafted,
             T_o=done - verified,
         )
 
-    def law(self, logits: Tensor, drafts: Tensor | None = None) -> Tensor:
-        """Return log p of logits (batch, vocab), or of those along drafts (batch, k + 1, vocab).
+    def _pass(self, found: Proposal) -> tuple[Tensor, Tensor]:
+        """Return the target's features and logits at root, drafts and extra rows."""
+        parts = [self.text.last(torch.ones_like(self.cache.lengths), 1), found.tokens.clamp(min=0)]
+        where: dict[str, Tensor] = {}
+        if found.extra is not None:
+            parts.append(found.extra.tokens)
+        if found.layout is not None:
+            where["positions"] = self.cache.lengths[:, None] + found.layout.places
+            where["mask"] = found.layout.sees.expand(len(self.cache.lengths), -1, -1)
+        hidden = self.target.hidden(torch.cat(parts, 1), self.cache, **where)
+        return hidden, self.target.logits(hidden)
+
+    def law(self, logits: Tensor, found: Proposal | None = None) -> Tensor:
+        """Return log p of logits (batch, vocab), or of those along drafts (batch, rows, vocab).
 
         Raises
         ------
@@ -201,18 +245,30 @@ class _Batch:
         seen = None
         if self.transform.repetition_penalty != 1:
             seen = self.text.seen()
-            seen = seen if drafts is None else seen_along(seen, drafts)
+            if found is not None:
+                parents = None if found.layout is None else found.layout.parents
+                seen = seen_along(seen, found.tokens, parents)
         law: Tensor = self.transform.log_probabilities(logits, seen)
         return law
 
-    def _verdict(self, log_p: Tensor, found: Proposal) -> tuple[Tensor, Tensor]:
-        """Return how many drafts each sequence accepts, and the token that follows."""
-        size, k = found.tokens.shape
-        u = self.uniform(size, k + 1)
+    def _verdict(self, log_p: Tensor, found: Proposal) -> tuple[Tensor, Tensor, Tensor]:
+        """Return accepted nodes (batch, n) from the root down, how many count, and what follows."""
+        size, nodes = found.tokens.shape
+        u = self.uniform(size, nodes + 1)
+        path = torch.arange(nodes, device=u.device).expand(size, -1)
         if found.accepted is not None:
+            if found.layout is not None:
+                path = _first_children(found.layout, size)
             rows = torch.arange(size, device=u.device)
-            return found.accepted, draw(log_p[rows, found.accepted], u[:, k])
-        return verify_chain(log_p, found.log_q, found.tokens, u, found.lengths)
+            last = torch.nn.functional.pad(path + 1, (1, 0))[rows, found.accepted]
+            return path, found.accepted, draw(log_p[rows, last], u[:, nodes])
+        if found.layout is None:
+            return path, *verify_chain(log_p, found.log_q, found.tokens, u, found.lengths)
+        taken, token = verify_tree(
+            log_p, found.log_q, found.tokens, found.layout.parents, u, replacement=False
+        )
+        path = torch.argsort((~taken).long(), dim=1, stable=True)[:, : _depth(found.layout, nodes)]
+        return path, taken.sum(1), token
 
     def commit(self, block: Tensor, counts: Tensor | None = None) -> Tensor:
         """Append the first `counts` tokens of a block to active sequences, up to where they end.
@@ -229,8 +285,23 @@ class _Batch:
         counts = torch.where(ended, end.long().argmax(1) + 1, counts)
         counts = torch.where(self.active, counts, 0)
         self.text.append(block, counts)
+        if self.stop is not None:
+            stopped, over = self._stopped(self.stop)
+            ended = ended | stopped
+            self.text.lengths -= over
+            counts = counts - over
         self.active = self.active & ~ended & (self.text.lengths < self.limits)
         return counts
+
+    def _stopped(self, stop: Stop) -> tuple[Tensor, Tensor]:
+        """Return which active texts have come to a stop, and by how many tokens they passed it."""
+        over = torch.zeros_like(self.text.lengths)
+        stopped = torch.zeros_like(self.active)
+        for row in self.active.nonzero()[:, 0].tolist():
+            new = self.text.tokens[row, self.starts[row] : self.text.lengths[row]].tolist()
+            if (kept := stop(new)) is not None:
+                stopped[row], over[row] = True, len(new) - kept
+        return stopped, over
 
 
 def _cut(found: Proposal) -> Proposal:
@@ -242,9 +313,37 @@ def _cut(found: Proposal) -> Proposal:
     return found._replace(tokens=found.tokens[:, :width], log_q=log_q)
 
 
+def _depth(layout: Layout, nodes: int) -> int:
+    """Return the depth of the deepest node. [token]"""
+    return int(layout.places[..., : nodes + 1].max())
+
+
+def _first_children(layout: Layout, size: int) -> Tensor:
+    """Return the nodes down the tree's first branch, (size, depth)."""
+    parents = layout.parents.tolist()
+    path, node = [], -1
+    while node in parents:
+        node = parents.index(node)
+        path.append(node)
+    return torch.tensor(path, device=layout.parents.device).expand(size, -1)
+
+
+def _positions(found: Proposal) -> Tensor:
+    """Return how many positions each sequence has drafts for, (batch,). [token]"""
+    size, nodes = found.tokens.shape
+    if found.lengths is not None:
+        return found.lengths
+    if found.layout is None:
+        return torch.full((size,), nodes, device=found.tokens.device)
+    places = found.layout.places[..., 1 : nodes + 1].expand(size, -1)
+    return torch.where(found.tokens >= 0, places, 0).amax(1)
+
+
 def _overlap(log_p: Tensor, found: Proposal, k: int) -> Tensor:
     """Return the sum of min(p, q) at each draft (batch, k), NaN where a sequence has none."""
     width = found.tokens.shape[1]
+    if found.layout is not None:
+        return torch.full((len(log_p), k), torch.nan)
     before = log_p[:, :width]
     if found.log_q is None:
         shared = before.gather(2, found.tokens[:, :, None])[..., 0].exp()
@@ -254,3 +353,26 @@ def _overlap(log_p: Tensor, found: Proposal, k: int) -> Tensor:
         there = torch.arange(width, device=shared.device) < found.lengths[:, None]
         shared = torch.where(there, shared, torch.nan)
     return torch.nn.functional.pad(shared, (0, k - width), value=torch.nan)
+
+
+def _information(
+    logits: Tensor, rows: Tensor, block: Tensor, counts: Tensor, width: int
+) -> dict[str, NDArray[np.float64]]:
+    """Return surprisal and entropy (batch, width) of what was committed, in bits."""
+    taken = logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2])).float()
+    law = torch.log_softmax(taken, -1)
+    there = torch.arange(block.shape[1], device=block.device) < counts[:, None]
+    found = {
+        "surprisal": -law.gather(2, block.clamp(min=0)[..., None])[..., 0],
+        "entropy": -(law.exp() * law.clamp(min=-1e30)).sum(-1),
+    }
+    pad = (0, width - block.shape[1])
+    return {
+        name: torch.nn.functional.pad(
+            torch.where(there, values / math.log(2), torch.nan), pad, value=torch.nan
+        )
+        .cpu()
+        .double()
+        .numpy()
+        for name, values in found.items()
+    }

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Stop = Callable[[Sequence[int]], int | None]
+"""Given the new tokens of a text, returns how many of them it ends after, if it ends."""
+
+
+def stop_strings(decode: Callable[[Sequence[int]], str], strings: Sequence[str]) -> Stop:
+    """Return what ends a text after the token that completes one of some strings.
+
+    Parameters
+    ----------
+    decode : callable
+        From tokens to their text.
+    strings : sequence of str
+
+    Examples
+    --------
+    >>> stop_strings(lambda tokens: bytes(tokens).decode(), ["def"])(list(b"a def b"))
+    5
+    """
+
+    def stop(tokens: Sequence[int]) -> int | None:
+        def complete(count: int) -> bool:
+            text = decode(tokens[:count])
+            return any(string in text for string in strings)
+
+        count = len(tokens)
+        if not complete(count):
+            return None
+        while complete(count - 1):
+            count -= 1
+        return count
+
+    return stop
 
 
 class Text:
@@ -20,17 +53,28 @@ class Text:
         Most tokens of a sequence. [token]
     vocab : int
         Size of the vocabulary.
-    device : as torch takes it
+    hidden : int
+        Width of the target's features, where a drafter reads them; 0: none are kept.
+    dtype, device : as torch takes them
 
     Attributes
     ----------
     tokens : Tensor (batch, capacity) of int64
         Zero beyond each length.
     lengths : Tensor (batch,) of int64
+    features : Tensor (batch, capacity, hidden)
+        The target's normalised last hidden state at every token but the last.
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], capacity: int, *, vocab: int, device: Any = "cpu"
+        self,
+        prompts: Sequence[Sequence[int]],
+        capacity: int,
+        *,
+        vocab: int,
+        hidden: int = 0,
+        dtype: Any = torch.float32,
+        device: Any = "cpu",
     ) -> None:
         self.vocab = vocab
         self.tokens = torch.zeros(len(prompts), capacity, dtype=torch.int64, device=device)
@@ -38,6 +82,7 @@ class Text:
             row[: len(prompt)] = torch.as_tensor(prompt, device=device)
         self.lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self._rows = torch.arange(len(prompts), device=device)[:, None]
+        self.features = torch.zeros(len(prompts), capacity, hidden, dtype=dtype, device=device)
 
     def last(self, count: Tensor, width: int) -> Tensor:
         """Return the last `count` (batch,) tokens of each, padded on the right: (batch, width)."""
@@ -51,6 +96,17 @@ class Text:
         row, column = (columns < counts[:, None]).nonzero(as_tuple=True)
         self.tokens[row, self.lengths[row] + column] = tokens[row, column]
         self.lengths += counts
+
+    def keep_features(self, found: Tensor, counts: Tensor) -> None:
+        """Take the features (batch, width, hidden) of the `counts` tokens before the last."""
+        columns = torch.arange(found.shape[1], device=found.device)
+        row, column = (columns < counts[:, None]).nonzero(as_tuple=True)
+        start = self.lengths - 1 - counts
+        self.features[row, start[row] + column] = found[row, column]
+
+    def features_at(self, positions: Tensor) -> Tensor:
+        """Return the features (batch, n, hidden) at positions (batch, n)."""
+        return self.features[self._rows, positions]
 
     def seen(self) -> Tensor:
         """Return which tokens of the vocabulary occur so far, (batch, vocab) of bool."""
