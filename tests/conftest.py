@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 
 import specmodel as sm
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in several processes: one thread each
 settings.register_profile("machines differ in speed", deadline=None)
 settings.load_profile("machines differ in speed")
 
