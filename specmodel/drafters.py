@@ -471,6 +471,79 @@ class Lookahead(Drafter):
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTree(Drafter):
+    """Another drafter that drafts a static tree: several candidates for a position.
+
+    k counts depths: verification takes a row for every node of the first k. What drafts token by
+    token runs a pass for each depth, over the nodes of the depth before.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    widths : tuple of int
+        Nodes of each depth. [token], >= 1
+
+    References
+    ----------
+    .. [1] Miao et al., SpecInfer, ASPLOS 2024, arXiv:2305.09781.
+
+    Examples
+    --------
+    >>> DraftTree(drafter=Lookahead(), widths=(3, 6)).rows([0, 1, 2]).tolist()
+    [1.0, 4.0, 10.0]
+    """
+
+    kind: ClassVar[str] = "tree"
+    drafter: Drafter
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        Drafter.__post_init__(self)
+        whole_array(self.widths, "nodes of a depth", low=1)
+
+    @property
+    def hit_rate(self) -> float:
+        """The other drafter's. [-]"""
+        return self.drafter.hit_rate
+
+    @property
+    def max_k(self) -> int | None:
+        """The depth. [token]"""
+        return len(self.widths)
+
+    def rows(self, k: ArrayLike) -> Floats:
+        """Return root and nodes of the first k depths. [token]"""
+        n = whole_array(k, "k", high=len(self.widths), unit="token")
+        return np.asarray(np.cumsum((1.0, *self.widths))[n.astype(int)])
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return the other drafter's first pass, then one for each depth."""
+        n = whole_array(k, "k", high=len(self.widths), unit="token")
+        once = self.drafter.passes(target, n)
+        if not once or isinstance(self.drafter, Medusa | Parallel | BlockDiffusion):
+            return once
+        found = list(self.drafter.passes(target, np.minimum(n, 1)))
+        if len(found) > 1:
+            found.pop()  # of depths below the first
+        for depth, width in enumerate(self.widths[:-1], start=1):
+            rows, count = np.full_like(n, width), (n > depth).astype(np.float64)
+            found.append(replace(once[-1], count=count, W=rows, head_rows=rows))
+        return tuple(found)
+
+    def weights(self, target: Architecture) -> Architecture | None:
+        """Return the other drafter's."""
+        return self.drafter.weights(target)
+
+    def copies(self, k: ArrayLike) -> Floats:
+        """Return the other drafter's."""
+        return self.drafter.copies(k)
+
+    def cache(self, target: Architecture) -> Architecture | None:
+        """Return the other drafter's."""
+        return self.drafter.cache(target)
+
+
 KINDS: dict[str, str] = {
     DraftModel.kind: "a small model of the family drafts token by token",
     Eagle.kind: "one-layer head over embedding and target feature, shared LM head",

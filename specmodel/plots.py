@@ -429,3 +429,45 @@ def residual_figure(fitted: TableFit) -> Figure:
         axes.set_visible(False)
     figure.suptitle("measured over predicted time; the band holds 90% of it")
     return figure
+
+
+def measured_figure(record: Mapping[str, Any]) -> Figure:
+    """Return a figure of what `measure` found: T_p, T_v, T_d and S over k, beside the prediction.
+
+    Markers are measured, lines predicted; a row of panels for each temperature, a colour for each
+    batch.
+
+    Parameters
+    ----------
+    record : mapping
+        As ``specmodel measure --format json`` prints it.
+    """
+    points = record["points"]
+    temperatures = sorted({point["temperature"] for point in points})
+    names = {"T_p": "T_p [ms]", "T_v": "T_v [ms]", "T_d": "T_d [ms]", "S": "speedup S [-]"}
+    figure = Figure(figsize=(13, 3.1 * len(temperatures) + 0.6), layout="constrained")
+    grid = figure.subplots(len(temperatures), len(names), squeeze=False)
+    for row, temperature in zip(grid, temperatures, strict=True):
+        here = [point for point in points if point["temperature"] == temperature]
+        for axes, (name, label) in zip(row, names.items(), strict=True):
+            scale = 1.0 if name == "S" else 1e3
+            for i, batch in enumerate(sorted({point["batch"] for point in here})):
+                own = sorted((p for p in here if p["batch"] == batch), key=lambda p: p["k"])
+                k = [point["k"] for point in own]
+                style = {"color": COLOURS[i % len(COLOURS)]}
+                measured = [scale * point[name] for point in own]
+                marker = _MARKERS[i % len(_MARKERS)]
+                axes.plot(k, measured, marker, label=f"B = {batch}, measured", **style)
+                line = [scale * point["predicted"][name] for point in own]
+                axes.plot(k, line, label=f"B = {batch}, predicted", **style)
+            if name == "S":
+                axes.axhline(1.0, color="0.5", linewidth=1)
+            axes.set_ylim(bottom=0)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_xlabel("drafts k [token]")
+            axes.set_ylabel(label)
+            axes.set_title(f"temperature {temperature:g}", fontsize="medium")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
+    figure.suptitle(f"{record['target']}, drafts by {record['draft']}, {record['device']}")
+    return figure

@@ -19,9 +19,9 @@ pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 from calibrate.engine.checkpoints import save  # noqa: E402
 from calibrate.engine.config import DecoderConfig  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
-from calibrate.speculate import measuring, pair  # noqa: E402
+from calibrate.speculate import inputs, pair  # noqa: E402
 from calibrate.speculate.loop import Round  # noqa: E402
-from calibrate.speculate.pair import padded  # noqa: E402
+from calibrate.speculate.padding import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
     Drafted,
     acceptance_record,
@@ -288,7 +288,7 @@ def test_the_own_pair_speculates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small = Decoder(replace(pair.TARGET, layers=1, hidden=64)).randomise(1)
-    monkeypatch.setattr(measuring, "load_pair", lambda say: (small, small, {"steps": 0}))
+    monkeypatch.setattr(inputs, "load_pair", lambda say: (small, small, {"steps": 0}))
     own = ("measure", "--device", "cpu", "--profile", profile, "--dtype", "fp32")
     more = ("--requests", "2", "--max-new-tokens", "6", "--k", "2", "--format", "json")
     assert main([*own, *more]) == 0

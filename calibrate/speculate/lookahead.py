@@ -115,9 +115,7 @@ class Lookahead:
         return tokens.flatten(1), Layout(parents.flatten(1), places, whole)
 
     def _window_sees(self, k: int, device: torch.device) -> Tensor:
-        """Return which of the window's rows each sees: the oldest guesses up to its own column,
-        then the newer ones of its column.
-        """
+        """Return which of the window's rows each sees: oldest guesses so far, then its column."""
         level = torch.arange(k, device=device).repeat_interleave(self.window)
         column = torch.arange(self.window, device=device).repeat(k)
         oldest = (level == 0) & (column <= column[:, None])

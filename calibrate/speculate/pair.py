@@ -3,23 +3,18 @@
 Small Llama-style decoders over bytes, trained on the source of Python's standard library: real
 acceptance without a download. A target so small is surer of itself than a large one, and bytes
 are easier than words, so acceptance is high; what it is good for is to check times and speedups.
-The target is then padded with zeros to a width that costs something: the same function, slower.
+`padding` then widens the target to one that costs something: the same function, slower.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -28,7 +23,7 @@ from torch.nn import functional as F
 
 from calibrate.engine.config import DecoderConfig
 from calibrate.engine.decoder import Decoder
-from specmodel.errors import CheckpointError
+from calibrate.speculate.keeping import cache_folder, digest, kept
 
 TARGET = DecoderConfig(
     model_type="llama",
@@ -73,42 +68,19 @@ def load_pair(
         When the cache holds something else under their name.
     """
     text = corpus()
-    digest = hashlib.sha256(text)
-    for source in (__file__, str(sys.modules[Decoder.__module__].__file__)):
-        digest.update(Path(source).read_bytes())
-    digest.update(str(seed).encode())
-    folder = (cache or _cache()) / f"pair-{digest.hexdigest()[:16]}"
-    found, record = [], {}
-    for name, config in (("target", TARGET), ("draft", DRAFT)):
-        file = folder / f"{name}.pt"
-        if not file.is_file():
+    sources = (__file__, str(sys.modules[Decoder.__module__].__file__))
+    code = [Path(source).read_bytes() for source in sources]
+    folder = (cache or cache_folder()) / f"pair-{digest([text, *code, str(seed).encode()])}"
+
+    def one(name: str, config: DecoderConfig) -> tuple[Decoder, dict[str, Any]]:
+        def trained() -> tuple[Decoder, dict[str, Any]]:
             decoder = Decoder(config).randomise(seed)
-            record[name] = train(decoder, text, steps=_STEPS[name], seed=seed, say=say)
-            _write(folder, name, decoder, record[name])
-        decoder = Decoder(config)
-        try:
-            decoder.load_state_dict(torch.load(file, weights_only=True))
-            record[name] = json.loads((folder / f"{name}.json").read_text())
-        except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
-            kind = type(error).__name__
-            raise CheckpointError(f"{folder}: cannot be read ({kind}); delete it") from None
-        found.append(decoder)
-    target, draft = found
-    return target, draft, record
+            return decoder, train(decoder, text, steps=_STEPS[name], seed=seed, say=say)
 
+        return kept(folder, name, lambda: Decoder(config), trained)
 
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specmodel"
-
-
-def _write(folder: Path, name: str, decoder: Decoder, record: dict[str, Any]) -> None:
-    """Write weights and record so that a reader finds both whole, or none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record))
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        torch.save(decoder.state_dict(), file)
-    Path(file.name).replace(folder / f"{name}.pt")
+    target, draft = one("target", TARGET), one("draft", DRAFT)
+    return target[0], draft[0], {"target": target[1], "draft": draft[1]}
 
 
 def train(
@@ -168,46 +140,3 @@ def bits_per_byte(decoder: Decoder, text: bytes, *, windows: int = 64) -> float:
     tokens = data[first + torch.arange(_LENGTH + 1)]
     loss = F.cross_entropy(decoder(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     return float(loss) / math.log(2)
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def padded(
-    decoder: Decoder,
-    *,
-    hidden: int,
-    intermediate: int,
-    dtype: Any = torch.float32,
-    device: Any = "cpu",
-) -> Decoder:
-    """Return a wider decoder that computes the same, with zeros where it is wider.
-
-    The mean square over more positions is smaller by the ratio of the widths, which weights of
-    the norms and their epsilon make up for.
-
-    Parameters
-    ----------
-    decoder : Decoder
-        Of grouped attention without q and k norms.
-    hidden, intermediate : int
-        At least the decoder's.
-    dtype, device : as torch takes them
-    """
-    old = decoder.config
-    ratio = old.hidden / hidden
-    wide = Decoder(
-        replace(old, hidden=hidden, intermediate=intermediate, norm_eps=old.norm_eps * ratio),
-        dtype=dtype,
-        device=device,
-    )
-    before = dict(decoder.named_parameters())
-    for name, weight in wide.named_parameters():
-        source, kept = before[name], before[name]
-        weight.zero_()
-        if name.endswith("norm"):
-            kept = source * math.sqrt(ratio)
-        if name.endswith("gate_up"):  # two matrices, one above the other
-            for half, part in zip(weight.chunk(2), kept.chunk(2), strict=True):
-                half[: part.shape[0], : part.shape[1]] = part
-        else:
-            weight[tuple(slice(n) for n in kept.shape)] = kept
-    return wide

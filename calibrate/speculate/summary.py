@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specmodel.acceptance import expected_tokens
+
 _RESAMPLES = 1000
 _QUANTILES = (0.05, 0.95)
 
@@ -28,6 +30,8 @@ class Drafted:
         See `calibrate.speculate.loop.Round`.
     overlap : ndarray of float (n, k)
         Sum of min(p, q) at each draft, NaN where there was none. [-]
+    surprisal, entropy : ndarray of float (n, k + 1)
+        Of what was committed and of its law, NaN beyond. [bit]
     """
 
     request: NDArray[np.int64]
@@ -35,6 +39,8 @@ class Drafted:
     accepted: NDArray[np.int64]
     committed: NDArray[np.int64]
     overlap: Floats
+    surprisal: Floats
+    entropy: Floats
 
     @classmethod
     def of(cls, batches: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Drafted:
@@ -53,7 +59,7 @@ class Drafted:
             for turn in rounds:
                 counts = turn.active & (length < np.asarray(ends))
                 found["request"].append(first + np.flatnonzero(counts))
-                for name in ("drafted", "accepted", "committed", "overlap"):
+                for name in cls.__slots__[1:]:
                     found[name].append(getattr(turn, name)[counts])
                 length += np.where(turn.active, turn.committed, 0)
             first += length.size
@@ -72,7 +78,10 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         ``acceptance`` (``per_position``: unconditional a_j; ``conditional``: a_j / a_(j-1),
         null where no draft came so far; ``histogram``: rounds with 0 to k accepted; ``alpha``:
         mean of sum min(p, q) over drafts whose predecessors were accepted, and
-        ``alpha_empirical``, the share of them accepted), ``G`` and ``committed_per_round``.
+        ``alpha_empirical``, the share of them accepted), ``G`` and ``committed_per_round``;
+        ``G_iid``, what one alpha for all drafts would give, and ``G_iid_by_request`` with each
+        request's own: what is missing to G is the positions'; ``entropy`` and ``surprisal`` of
+        committed tokens by their place in the round under the target's own law [bit].
     """
     k = found.overlap.shape[1]
     positions = np.arange(1, k + 1)
@@ -92,8 +101,8 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
     before = np.concatenate([[1.0], a[:-1]])
     low, high = _interval(found.request, rates)
     G_low, G_high = _interval(found.request, tokens)
-    overlap = np.where(tried, found.overlap, 0.0).sum()
     reached = int(tried.sum())
+    known = not np.isnan(found.overlap[tried]).any()  # of trees it is not
     return {
         "acceptance": {
             "per_position": a.tolist(),
@@ -102,9 +111,12 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
             "conditional": [x / y if y else None for x, y in zip(a, before, strict=True)],
             "histogram": np.bincount(found.accepted[some], minlength=k + 1).tolist(),
             "hit_rate": float(some.mean()),
-            "alpha": float(overlap / reached) if reached else None,
+            "alpha": float(found.overlap[tried].mean()) if reached and known else None,
             "alpha_empirical": float(passed.sum() / reached) if reached else None,
         },
+        **_independent(found, tried, passed),
+        "entropy": _mean_by_place(found.entropy),
+        "surprisal": _mean_by_place(found.surprisal),
         "G": tokens(every),
         "G_low": float(G_low),
         "G_high": float(G_high),
@@ -112,6 +124,33 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         "requests": int(np.unique(found.request).size),
         "sequence_rounds": int(found.request.size),
     }
+
+
+def _independent(
+    found: Drafted, tried: NDArray[np.bool_], passed: NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return G if every draft were accepted with one chance, and with one for each request."""
+    k = tried.shape[1]
+    hit = (found.drafted > 0).mean()
+
+    def tokens(rows: NDArray[np.bool_]) -> float:
+        reached = tried[rows].sum()
+        alpha = passed[rows].sum() / reached if reached else 0.0
+        return float(expected_tokens(alpha, k) - 1)
+
+    every = np.ones(found.request.size, dtype=bool)
+    own = [(found.request == one) for one in np.unique(found.request)]
+    drafting = [(rows & (found.drafted > 0)).sum() for rows in own]
+    each = [tokens(rows) for rows in own]
+    mean = np.average(each, weights=drafting) if sum(drafting) else 0.0
+    return {"G_iid": 1 + hit * tokens(every), "G_iid_by_request": float(1 + hit * mean)}
+
+
+def _mean_by_place(values: Floats) -> list[float | None]:
+    """Return the mean of each column (n, k + 1), of what is not NaN."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a place that no round reached
+        return _known(np.nanmean(values, axis=0))
 
 
 def _interval(

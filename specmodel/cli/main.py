@@ -280,21 +280,30 @@ def calibrate(**options: Any) -> None:
 @click.option(
     "--draft",
     metavar="DIR|GGUF|KIND",
-    help="Or ngram, exit:N, layers:N,N,..., sparse:SINK,WINDOW.",
+    help="Or ngram, lookahead, eagle, mtp, medusa, exit:N, layers:N,N,..., sparse:SINK,WINDOW.",
 )
 @click.option("--device", metavar="cuda:N|cpu", default="cuda:0", show_default=True)
 @click.option("--dtype", metavar="DTYPE", help="Such as bf16 [what the device is fast in].")
 @click.option("--k", metavar="LIST", default="4", show_default=True, help="Drafts of a round.")
+@click.option("--tree", metavar="N,N,..", help="Instead of k: children at each depth.")
 @click.option("--batch", metavar="LIST", default="1", show_default=True, help="Sequences.")
 @click.option("--temperature", metavar="LIST", default="0", show_default=True)
+@click.option("--top-k", metavar="N", help="Of target and drafter alike, as the next three.")
+@click.option("--top-p", metavar="P")
+@click.option("--min-p", metavar="P")
+@click.option("--repetition-penalty", metavar="X", default="1", show_default=True)
+@click.option("--accept", metavar="A1,A2,..", help="Impose conditional acceptance by position.")
 @click.option("--prompts", metavar="FILE", help="One a line, or .jsonl [Python source text].")
 @click.option("--requests", metavar="N", default="8", show_default=True, help="Prompts to take.")
+@click.option("--context", metavar="N", default="128", show_default=True, help="Prompt tokens.")
 @click.option("--max-new-tokens", metavar="N", default="64", show_default=True)
+@click.option("--stop", metavar="TEXT", multiple=True, help="Ends a text; may be repeated.")
 @click.option("--profile", metavar="FILE", help="Of this device [calibrates for a minute].")
 @click.option("--seed", metavar="N", default="0", show_default=True)
 @click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
+@click.option("--plot", metavar="FILE", help="T_p, T_v, T_d and S over k, .png, .pdf or .svg.")
 def measure(form: str, **options: Any) -> None:
     """Decode speculatively, measured beside predicted (needs torch).
 

@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specmodel.cli.output import Out, cell, plain_table, to_json
 from specmodel.cli.parsing import (
     optional,
@@ -17,6 +19,8 @@ from specmodel.cli.parsing import (
 )
 from specmodel.cli.setup import MOST_DRAFTS
 from specmodel.errors import DomainError, SpecmodelError, whole_array
+from specmodel.law import Transform
+from specmodel.units import parse_count
 
 
 def calibrate(options: dict[str, Any]) -> str:
@@ -60,6 +64,11 @@ def measure(options: dict[str, Any], form: str) -> str:
     requests = max(max(batches), parse_whole(options["requests"], name="requests"))
     ks = parse_counts(options["k"], name="k", low=1)
     whole_array(max(ks), "k", low=1, high=MOST_DRAFTS, unit="token")
+    branching = options["tree"] and parse_counts(options["tree"], name="tree", low=1)
+    if branching:
+        whole_array(np.prod(branching), "leaves of the tree", low=1, high=MOST_DRAFTS)
+    context = parse_count(options["context"], name="context")
+    whole_array(context, "context", low=1, unit="token")
     new = parse_whole(options["max_new_tokens"], name="max_new_tokens")
     whole_array(new, "max_new_tokens", low=2, unit="token")
     seed = parse_whole(options["seed"], name="seed")
@@ -67,23 +76,41 @@ def measure(options: dict[str, Any], form: str) -> str:
     temperatures = [
         parse_number(part, name="temperature") for part in options["temperature"].split(",")
     ]
+    shared: dict[str, Any] = {
+        "top_k": optional(parse_whole, options["top_k"], name="top_k"),
+        "top_p": optional(parse_number, options["top_p"], name="top_p"),
+        "min_p": optional(parse_number, options["min_p"], name="min_p"),
+        "repetition_penalty": parse_number(
+            options["repetition_penalty"], name="repetition_penalty"
+        ),
+    }
+    transforms = [Transform(temperature=one, **shared) for one in temperatures]
+    accept = options["accept"].split(",") if options["accept"] else ()
     _need_torch("measure")
+    trees = importlib.import_module("calibrate.speculate.trees").Tree
     measuring = importlib.import_module("calibrate.speculate.measuring")
     settings = measuring.Settings(
         target=options["target"],
         draft=options["draft"],
         device=options["device"],
         dtype=options["dtype"] or "",
-        ks=ks,
+        trees=(trees.of(branching),) if branching else tuple(map(trees.chain, ks)),
         batches=batches,
-        temperatures=tuple(temperatures),
+        transforms=tuple(transforms),
+        accept=tuple(parse_number(rate, name="accept") for rate in accept),
         prompts=options["prompts"],
+        context=context,
         requests=requests,
         max_new_tokens=new,
+        stop=tuple(options["stop"]),
         profile=options["profile"],
         seed=seed,
     )
-    record = measuring.run(settings)
+    record: dict[str, Any] = measuring.run(settings)
+    if options["plot"] is not None:
+        from specmodel.plots import measured_figure, save
+
+        save(measured_figure(record), options["plot"])
     return to_json(record) if form == "json" else _measured_table(record)
 
 
@@ -92,6 +119,15 @@ def _measured_table(record: dict[str, Any]) -> str:
     out = Out()
     out.line(f"{record['target']}, drafts by {record['draft']}, {record['dtype']}")
     out.line(f"{record['device']}, torch {record['torch']}; times in ms")
+    if record["imposed_acceptance"]:
+        out.line("acceptance is imposed: the text does not follow the target")
+    if (head := (record["training"] or {}).get("head")) is not None:
+        held = head["held_out"]
+        verdict = "beats" if held["beats_ngram"] else "DOES NOT BEAT"
+        out.line(
+            f"the {head['kind']} head {verdict} prompt lookup on text it was not trained on: "
+            f"G {held['G']:.2f} against {held['G_ngram']:.2f} at k = {held['k']}"
+        )
     columns = ("temperature", "B", "k", "L", "", "hit", "alpha", "G")
     table = plain_table(*columns, *_TIMES, "S")
     for point in record["points"]:
@@ -104,11 +140,16 @@ def _measured_table(record: dict[str, Any]) -> str:
     for point in record["points"]:
         listed = ", ".join(f"{rate:.3f}" for rate in point["acceptance"]["per_position"])
         out.line(
-            f"temperature {point['temperature']:g}, B {point['batch']}, k {point['k']}: "
+            f"temperature {point['temperature']:g}, B {point['batch']}, k {point['k']}"
+            f"{_nodes(point)}: "
             f"accepted by position {listed}; "
             f"G {point['G']:.3f} [{point['G_low']:.3f}-{point['G_high']:.3f}, 90%]{_same(point)}"
         )
     return out.text()
+
+
+def _nodes(point: dict[str, Any]) -> str:
+    return "" if point["tree"] is None else f" (a tree of {len(point['tree'])} drafts)"
 
 
 def _same(point: dict[str, Any]) -> str:

@@ -1,0 +1,433 @@
+"""What a measurement is told: settings, and the models, drafters and prompts that they name."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specmodel.drafters as model
+from calibrate.engine.checkpoints import load
+from calibrate.engine.config import from_architecture, to_architecture
+from calibrate.engine.decoder import Decoder
+from calibrate.engine.tokenizers import check_same_vocabulary
+from calibrate.speculate.drafters import (
+    DraftModel,
+    Forced,
+    NGram,
+    SelfLayers,
+    SparseCache,
+    check_pair,
+)
+from calibrate.speculate.head_training import HEADS, build, drafter, load_head
+from calibrate.speculate.lookahead import Lookahead
+from calibrate.speculate.padding import padded, padded_head
+from calibrate.speculate.pair import corpus, held_out, load_pair
+from calibrate.speculate.proposals import Drafter
+from calibrate.speculate.text import Stop, stop_strings
+from calibrate.speculate.trees import Tree
+from specmodel.architectures import Architecture, load_model, mtp_head
+from specmodel.errors import DomainError, SpecmodelError
+from specmodel.law import Transform
+
+_SOURCES = ("textwrap", "heapq", "bisect", "fractions", "queue", "shlex", "string", "calendar")
+_MOST_TEXT = 4_000_000  # characters that a head is trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is decoded, and how.
+
+    Attributes
+    ----------
+    target : str or None
+        Folder of config.json and safetensors, or GGUF file; with `accept` also a model's name or
+        its config.json, run with random weights; None: the project's own pair, trained once.
+    draft : str or None
+        Another one (None: the pair's); or ``ngram``, ``lookahead``, ``eagle``, ``mtp``,
+        ``medusa`` (a head trained for the target), ``exit:N`` (the target's first N layers),
+        ``layers:0,1,5``, ``sparse:SINK,WINDOW``.
+    device, dtype : str
+        As torch takes them; dtype empty: what the device is fast in.
+    trees : tuple of Tree
+        Drafts of a round, one measurement each.
+    batches : tuple of int
+        Sequences.
+    transforms : tuple of Transform
+    accept : tuple of float
+        Conditional acceptance to impose by position; empty: verify.
+    prompts : str or None
+        File of prompts, one a line, or .jsonl whose objects have ``prompt`` or ``tokens``; None:
+        source text of Python's standard library, for the own pair what it was not trained on.
+    context : int
+        Most tokens of such a prompt.
+    requests : int
+        Prompts to take, in the file's order; at least the largest batch.
+    max_new_tokens : int
+    stop : tuple of str
+        What ends a text, for acceptance, besides the target's end tokens.
+    profile : str or None
+        Device file; None: calibrate for a minute.
+    seed : int
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    device: str = "cpu"
+    dtype: str = ""
+    trees: tuple[Tree, ...] = (Tree.chain(4),)
+    batches: tuple[int, ...] = (1,)
+    transforms: tuple[Transform, ...] = (Transform(temperature=0),)
+    accept: tuple[float, ...] = ()
+    prompts: str | None = None
+    context: int = 128
+    requests: int = 8
+    max_new_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    profile: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What settings name, ready to run.
+
+    Attributes
+    ----------
+    name : str
+    target : Decoder
+    drafter : Drafter
+    shape : Architecture
+        Of the target, for the prediction.
+    price : callable
+        Given the measured share of rounds with drafts, the drafter for the prediction.
+    prompts : list of list of int
+    stop : Stop or None
+    training : dict or None
+        How what was trained here came to be.
+    """
+
+    name: str
+    target: Decoder
+    drafter: Drafter
+    shape: Architecture
+    price: Callable[[float], model.Drafter]
+    prompts: list[list[int]]
+    stop: Stop | None
+    training: dict[str, Any] | None
+
+
+class Bytes:
+    """The tokenizer of the own pair."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text."""
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes."""
+        return bytes(tokens).decode(errors="replace")
+
+
+def choose(settings: Settings, dtype: str, kind: Any) -> Chosen:
+    """Load, train or draw what settings name.
+
+    Parameters
+    ----------
+    settings : Settings
+    dtype : str
+        As specmodel spells it.
+    kind : torch.dtype
+
+    Raises
+    ------
+    SpecmodelError
+        When a checkpoint, a prompt or a drafter cannot be used.
+    """
+    where = {"dtype": kind, "device": settings.device}
+    found = _Loading(settings, dtype, where).load()
+    if settings.accept:
+        found = replace(found, drafter=Forced(found.drafter, settings.accept))
+    return found
+
+
+@dataclass(slots=True)
+class _Loading:
+    """The steps of `choose`, which share what they have loaded."""
+
+    settings: Settings
+    dtype: str
+    where: dict[str, Any]
+    name: str = "own pair"
+    target: Any = None
+    tokenizer: Any = None
+    shape: Any = None
+    training: Any = None
+    text: Callable[[], list[int]] = list  # what a head is trained on
+    small: Any = None  # the own target before padding
+
+    def load(self) -> Chosen:
+        if self.settings.target is None:
+            draft = self._own_pair()
+        else:
+            if self.settings.draft is None:
+                raise DomainError(
+                    "a target of yours needs a draft: a checkpoint, ngram, exit:N, ..."
+                )
+            draft = None
+            if self.random:
+                self.target, self.shape = self._drawn(self.settings.target)
+                self.name = self.shape.name
+            else:
+                self.target, self.tokenizer = load(self.settings.target, **self.where)
+                self.name = Path(self.settings.target).stem
+                self.text = self._source
+        if self.shape is None:
+            self.shape = to_architecture(self.target.config, name=self.name, dtype=self.dtype)
+        if draft is None:
+            made, price = self._drafter(self.settings.draft or "")
+        else:
+            shape = to_architecture(draft.config, name="own draft", dtype=self.dtype)
+            made, price = DraftModel(draft), _always(model.DraftModel(architecture=shape))
+        return Chosen(
+            name=self.name,
+            target=self.target,
+            drafter=made,
+            shape=self.shape,
+            price=price,
+            prompts=read_prompts(self.settings, self.tokenizer, self.target),
+            stop=self._stop(),
+            training=self.training,
+        )
+
+    @property
+    def random(self) -> bool:
+        """Whether the target is a model without weights.
+
+        Raises
+        ------
+        DomainError
+            When it is, and acceptance is not imposed.
+        """
+        text = str(self.settings.target)
+        if text.endswith(".gguf") or Path(text).is_dir():
+            return False
+        if not text.endswith(".json"):
+            if Path(text).exists() or "/" in text:
+                return False
+            try:
+                load_model(text)
+            except SpecmodelError:
+                return False  # the reader of checkpoints says what is wrong
+        if not self.settings.accept:
+            raise DomainError(
+                f"{text} has no weights: impose acceptance (--accept 0.8,0.7) to time it with "
+                "random ones"
+            )
+        return True
+
+    def _own_pair(self) -> Decoder | None:
+        """Load the own target; return its draft model, unless another draft is asked for."""
+        self.small, draft, self.training = load_pair(say=_say)
+        self.target = padded(self.small, hidden=1536, intermediate=4096, **self.where)
+        self.tokenizer, self.text = Bytes(), lambda: list(corpus())
+        if self.settings.draft is not None:
+            return None
+        own: Decoder = padded(draft, hidden=512, intermediate=1024, **self.where)
+        return own
+
+    def _drawn(self, text: str) -> tuple[Decoder, Architecture]:
+        """Return a model with random weights, and its record."""
+        record = replace(
+            load_model(text),
+            dtype=self.dtype,
+            kv_dtype=self.dtype,
+            quantisation=None,
+            expert_quantisation=None,
+        )
+        config = from_architecture(record)
+        return Decoder(config, **self.where).randomise(self.settings.seed), record
+
+    def _source(self) -> list[int]:
+        """Return the standard library's source as the target's tokens."""
+        if self.tokenizer is None:
+            raise DomainError(
+                f"{self.settings.target} has no tokenizer: a head cannot be trained for it"
+            )
+        text = corpus().decode(errors="replace")[:_MOST_TEXT]
+        return [token for line in text.split("\n\n") for token in self.tokenizer.encode(line)]
+
+    def _drafter(self, text: str) -> tuple[Drafter, Callable[[float], model.Drafter]]:
+        """Return the drafter that a text names, and what it is to the model.
+
+        Raises
+        ------
+        SpecmodelError
+            When it names none, or its vocabulary is not the target's.
+        """
+        kind, _, rest = text.partition(":")
+        try:
+            numbers = [int(part) for part in rest.split(",")] if rest else []
+        except ValueError:
+            numbers = []
+        if text in HEADS:
+            return self._head(text)
+        if text in ("ngram", "lookahead"):
+            if self.settings.accept:
+                raise DomainError(f"acceptance cannot be imposed on {text}: it may find nothing")
+            if text == "ngram":
+                return NGram(), lambda hit: model.NGram(hit=hit)
+            ahead = Lookahead()
+            return ahead, _always(model.Lookahead(window=ahead.window, guesses=ahead.guesses))
+        if kind in ("exit", "layers") and numbers:
+            chosen = list(range(numbers[0])) if kind == "exit" else numbers
+            share = len(chosen) / self.target.config.layers
+            made = SelfLayers(self.target, chosen)
+            return made, _always(model.SelfSpeculative(layer_fraction=share))
+        if kind == "sparse" and len(numbers) == 2:
+            sink, window = numbers
+            part = SparseCache(self.target, sink=sink, window=window)
+            return part, _always(model.SparseKV(budget=sink + window))
+        if kind in ("exit", "layers", "sparse"):
+            raise DomainError(f"draft {text!r} is not exit:N, layers:N,N,... or sparse:SINK,WINDOW")
+        if self.small is None and self.shape is not None and self.random:
+            decoder, record = self._drawn(text)
+        else:
+            decoder, other = load(text, **self.where)
+            if self.tokenizer is not None and other is not None:
+                check_same_vocabulary(self.tokenizer, other)
+            record = to_architecture(decoder.config, name=Path(text).stem, dtype=self.dtype)
+        check_pair(self.target, decoder)
+        return DraftModel(decoder), _always(model.DraftModel(architecture=record))
+
+    def _head(self, kind: str) -> tuple[Drafter, Callable[[float], model.Drafter]]:
+        """Return a head trained for the target, or one of random weights for a random target."""
+        if self.settings.target is not None and self.random:
+            head = build(kind, self.target).to(self.target.dtype)
+        else:
+            trained_for = self.small or self.target
+            head, record = load_head(
+                kind, trained_for, self.text(), seed=self.settings.seed, say=_say
+            )
+            self.training = {**(self.training or {}), "head": record}
+            if self.small is None:
+                head = head.to(self.target.dtype)
+            else:
+                head = padded_head(head, self.small, self.target)
+        priced: dict[str, Callable[[], model.Drafter]] = {
+            "eagle": model.Eagle,
+            "medusa": model.Medusa,
+            "mtp": lambda: model.MTP(architecture=mtp_head(replace(self.shape, mtp_layers=1))),
+        }
+        return drafter(self.target, head), _always(priced[kind]())
+
+    def _stop(self) -> Stop | None:
+        if not self.settings.stop:
+            return None
+        if self.tokenizer is None:
+            raise DomainError(f"{self.settings.target} has no tokenizer: stop strings need one")
+        return stop_strings(self.tokenizer.decode, self.settings.stop)
+
+
+def _always(drafter: model.Drafter) -> Callable[[float], model.Drafter]:
+    return lambda hit: drafter
+
+
+_say = partial(print, file=sys.stderr, flush=True)
+
+
+def read_prompts(settings: Settings, tokenizer: Any, target: Decoder) -> list[list[int]]:
+    """Return the prompts' tokens.
+
+    Raises
+    ------
+    DomainError
+        When there are too few, a line is no prompt, or text is given to a target without
+        tokenizer.
+    """
+    if settings.prompts is not None:
+        given = _lines(Path(settings.prompts))
+    elif tokenizer is None and settings.accept:
+        given = _random_prompts(settings, target)
+    else:
+        given = _source_text(settings)
+    found = []
+    for i, prompt in enumerate(given):
+        if isinstance(prompt, list):
+            found.append(prompt)
+        elif tokenizer is None:
+            raise DomainError(
+                f"{settings.target} has no tokenizer: give prompts as tokens (.jsonl)"
+            )
+        else:
+            tokens = tokenizer.encode(prompt)
+            found.append(tokens if settings.prompts else tokens[: settings.context])
+        if len(found) == settings.requests:
+            break
+        if not found[-1]:
+            raise DomainError(f"prompt {i} is empty")
+    if len(found) < max(settings.batches):
+        raise DomainError(
+            f"a batch of {max(settings.batches)} needs as many prompts; there are {len(found)}: "
+            "give more by --prompts"
+        )
+    return found
+
+
+def _random_prompts(settings: Settings, target: Decoder) -> list[Any]:
+    generator = torch.Generator().manual_seed(settings.seed)
+    shape = (settings.requests, settings.context)
+    found: list[Any] = torch.randint(0, target.config.vocab, shape, generator=generator).tolist()
+    return found
+
+
+def _source_text(settings: Settings) -> list[Any]:
+    """Return pieces of Python source, such as no own pair was trained on."""
+    if settings.target is not None:
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        return [(folder / f"{name}.py").read_text() for name in _source_names(settings.requests)]
+    text, size = held_out(corpus()), settings.context
+    if size >= len(text) // settings.requests:
+        raise DomainError(
+            f"{settings.requests} prompts of {size} tokens are more than the {len(text)} held out"
+        )
+    starts = range(0, len(text) - size, (len(text) - size) // settings.requests)
+    return [list(text[start : start + size]) for start in starts]
+
+
+def _source_names(count: int) -> list[str]:
+    """Return modules of the standard library with a page of source."""
+    if count <= len(_SOURCES):
+        return list(_SOURCES)
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    others = sorted(file.stem for file in folder.glob("[a-z]*.py") if file.stat().st_size > 4000)
+    return [*_SOURCES, *(name for name in others if name not in _SOURCES)]
+
+
+def _lines(file: Path) -> list[Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DomainError(f"{file}: cannot be read: {error}") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if file.suffix != ".jsonl":
+        return list(lines)
+    found = []
+    for i, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            prompt = values["tokens"] if "tokens" in values else values["prompt"]
+        except (ValueError, TypeError, KeyError):
+            raise DomainError(f"{file}: line {i} is no object with prompt or tokens") from None
+        whole = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+        if not isinstance(prompt, str) and not whole:
+            raise DomainError(f"{file}: line {i}: a prompt is text, tokens are whole numbers")
+        found.append(prompt)
+    return found

@@ -1,0 +1,160 @@
+"""The prediction beside a measurement, from its acceptance but none of its times."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import specmodel.drafters as model
+from calibrate.engine.cache import Cache
+from calibrate.engine.config import DecoderConfig
+from calibrate.engine.decoder import Decoder
+from calibrate.profile import fit_and_write
+from calibrate.run import Settings as CalibrationSettings
+from calibrate.run import measure as calibrate
+from calibrate.run import refuse_noise
+from calibrate.speculate.drafters import DraftModel, Forced, NGram
+from calibrate.speculate.heads import Medusa, MedusaHeads
+from calibrate.speculate.inputs import Chosen
+from calibrate.speculate.lookahead import Lookahead
+from calibrate.speculate.loop import speculate
+from calibrate.speculate.proposals import Drafter
+from calibrate.speculate.summary import times_record
+from calibrate.speculate.trees import Tree
+from specmodel.acceptance import PerPosition
+from specmodel.errors import ExtrapolationWarning
+from specmodel.hardware import Device
+from specmodel.law import Transform
+from specmodel.report import Setup, predict
+from specmodel.roofline import Execution
+
+_CALIBRATION = 60.0  # seconds of measuring where no profile is given
+_ROUNDS = 12  # of the loop without passes
+
+
+class Silent(Decoder):
+    """A decoder whose passes take no time: what the loop costs by itself.
+
+    Parameters
+    ----------
+    vocab, rows : int
+        Tokens, and rows of logits that one pass asks for at most.
+    dtype, device : as torch takes them
+    """
+
+    def __init__(self, vocab: int, rows: int, *, dtype: Any, device: Any) -> None:
+        sizes: dict[str, Any] = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
+        kind: dict[str, Any] = {"model_type": "llama", "norm_eps": 1e-5, "context": 1 << 40}
+        config = DecoderConfig(**sizes, **kind, intermediate=2, vocab=vocab, tied=True)
+        super().__init__(config, dtype=dtype, device=device)
+        self.random = torch.randn(rows, vocab, dtype=dtype, device=device)
+
+    def hidden(self, tokens: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(*tokens.shape, 2, dtype=self.dtype, device=self.device)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the first random rows."""
+        shape = features.shape[:-1]
+        return self.random[: shape.numel()].view(*shape, -1)
+
+
+class _SilentHeads(MedusaHeads):
+    """Medusa heads that take no time."""
+
+    def __init__(self, silent: Silent, count: int) -> None:
+        super().__init__(2, 1, count, dtype=silent.dtype, device=silent.device)
+        self.silent = silent
+
+    def forward(self, features: Tensor, count: int) -> Tensor:
+        """Return random rows."""
+        return self.silent.logits(features.expand(count, *features.shape))
+
+
+def loop_times(
+    chosen: Chosen, prompts: Sequence[Sequence[int]], tree: Tree, transform: Transform
+) -> dict[str, float]:
+    """Time the loop with passes that cost nothing: sampling, verdicts, bookkeeping. [s]
+
+    Returns
+    -------
+    dict
+        ``T_h`` of a plain step, ``T_d`` and ``T_o`` of a round.
+    """
+    target, real = chosen.target, chosen.drafter
+    if isinstance(real, Forced):
+        real = real.drafter
+    rows = len(prompts) * (1 + real.rows(tree))
+    kind = {"dtype": target.dtype, "device": target.device}
+    silent = Silent(target.config.vocab, rows, **kind)
+    made: Drafter
+    if isinstance(real, NGram | Lookahead):
+        made = real
+    elif isinstance(real, Medusa):
+        made = Medusa(_SilentHeads(silent, tree.k))
+    else:
+        made = DraftModel(silent)
+    if isinstance(chosen.drafter, Forced):
+        made = Forced(made, chosen.drafter.rates.tolist())
+    new = _ROUNDS * (tree.k + 1)
+    how = {"max_new_tokens": new, "transform": transform, "eos": ()}
+    plain = speculate(silent, None, prompts, k=0, **{**how, "max_new_tokens": _ROUNDS})
+    fast = speculate(silent, made, prompts, k=tree, **how)
+    times = times_record(plain.rounds[2:], fast.rounds[2:] or fast.rounds)
+    return {name: times[name] for name in ("T_h", "T_d", "T_o")}
+
+
+def predicted(
+    device: Device, chosen: Chosen, point: dict[str, Any], tree: Tree, loop: dict[str, float]
+) -> dict[str, Any]:
+    """Return what the model says of a point, under the names of what was measured."""
+    hit = point["acceptance"]["hit_rate"]
+    drafter = chosen.price(hit)
+    if not tree.is_chain:
+        drafter = model.DraftTree(drafter=drafter, widths=tuple(map(len, tree.levels)))
+    share = 1.0 if drafter.hit_rate == hit else hit  # of rounds, where the drafter has none
+    rates = [share * rate for rate in point["acceptance"]["per_position"]]
+    setup = Setup(
+        device=device,
+        target=chosen.shape,
+        drafter=drafter,
+        acceptance=PerPosition(rates),
+        execution=Execution(),
+        batches=(point["batch"],),
+        contexts=(point["context"],),
+        k=point["k"],
+        k_max=point["k"],
+        T_h=loop["T_h"],
+        T_o=loop["T_o"] + loop["T_d"],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)  # they are in the result
+        result = predict(setup)
+    (found,) = result.points
+    names = ("G", "T_p", "T_v", "T_h", "S", "S_low", "S_high")
+    return {
+        **{name: found[name] for name in names if name in found},
+        "T_d": found["T_d"] + loop["T_d"],
+        "T_o": loop["T_o"],
+        "basis": setup.basis,
+        "warnings": list(result.warnings),
+    }
+
+
+def calibrated(device: str, dtype: str) -> Device:
+    """Return the device as it measures itself now."""
+    with TemporaryDirectory() as folder:
+        table = Path(folder, "device.csv")
+        settings = CalibrationSettings(
+            device=device, table=table, budget=_CALIBRATION, dtypes=(dtype,)
+        )
+        record = calibrate(settings)
+        refuse_noise(record, table)
+        found, *_ = fit_and_write(table, table.with_suffix(".yaml"))
+    return found
