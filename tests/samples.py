@@ -1,6 +1,11 @@
-"""Small inputs that several tests start from: the keys of real configurations, a device file."""
+"""Small inputs that several tests start from: the keys of real configurations, a device file,
+tiny models."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+from specmodel.architectures import MLP, Architecture, Attention, LatentAttention, Layer, MoE
 
 LLAMA = {
     "model_type": "llama",
@@ -66,3 +71,52 @@ datasheet:
   memory_bandwidth: {value: 1.0e+12, quoted: q, source: s}
   memory_capacity: {value: 1.0e+10, quoted: q, source: s}
 """
+
+
+def _tiny(name: str, *layers: tuple[Layer, int]) -> Architecture:
+    sizes = {"hidden_size": 48, "vocab_size": 97, "head_vocab_size": 97, "dense_width": 80}
+    return Architecture(
+        name=name,
+        model_type=name,
+        layers=layers,
+        dtype="float32",
+        kv_dtype="float32",
+        max_positions=256,
+        **sizes,
+    )
+
+
+_GROUPED = Attention(heads=4, kv_heads=2, head_dim=16)
+_LATENT = LatentAttention(
+    heads=4, q_lora_rank=24, kv_lora_rank=20, nope_dim=12, rope_dim=8, v_dim=10
+)
+_EXPERTS = MoE(experts=8, top_k=3, width=20)
+_SHARED = replace(_EXPERTS, shared_width=28)
+
+RECORDS = {
+    "mixtral": _tiny("mixtral", (Layer(mixer=_GROUPED, mlp=_EXPERTS), 3)),
+    "qwen3 moe": _tiny(
+        "qwen3_moe", (Layer(mixer=replace(_GROUPED, qk_norm="head"), mlp=_EXPERTS), 3)
+    ),
+    "qwen2 moe": _tiny(
+        "qwen2_moe",
+        (
+            Layer(mixer=replace(_GROUPED, qkv_bias=True), mlp=replace(_SHARED, shared_gate=True)),
+            3,
+        ),
+    ),
+    "glm": _tiny(
+        "glm",
+        (Layer(mixer=_GROUPED, mlp=MLP(width=80)), 1),
+        (Layer(mixer=_GROUPED, mlp=_SHARED), 2),
+    ),
+    "latent": _tiny(
+        "latent", (Layer(mixer=replace(_LATENT, q_lora_rank=None), mlp=MLP(width=80)), 3)
+    ),
+    "deepseek": _tiny(
+        "deepseek",
+        (Layer(mixer=_LATENT, mlp=MLP(width=80)), 1),
+        (Layer(mixer=_LATENT, mlp=_SHARED), 2),
+    ),
+}
+"""Tiny models with experts, latent attention or both, which run with random weights."""

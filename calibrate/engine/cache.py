@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ class Cache:
     Attributes
     ----------
     keys, values : Tensor (layers, batch, kv_heads, capacity, head_dim)
+        Of latent attention one vector a token is stored: values are a view of the keys' first
+        ``kv_lora_rank`` columns.
+    latent : int or None
+        Of latent attention that number of columns.
     lengths : Tensor (batch,) of int64
         Changed in place, so that captured graphs see it.
 
@@ -51,14 +56,18 @@ class Cache:
             if value < 1:
                 raise DomainError(f"{name} must be >= 1; got {value}")
         shape = (config.layers, batch, config.kv_heads, capacity, config.head_dim)
-        size = 2 * dtype.itemsize * torch.Size(shape).numel()
+        self.latent = None if config.latent is None else config.latent.kv_lora_rank
+        size = dtype.itemsize * torch.Size(shape).numel() * (2 if self.latent is None else 1)
         if size > (free := free_memory(torch.device(device))):
             raise DomainError(
                 f"a cache of {batch} sequences of {capacity} tokens takes {size / 1e9:.3g} GB; "
                 f"{free / 1e9:.3g} GB are free"
             )
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        if self.latent is None:
+            self.values = torch.zeros_like(self.keys)
+        else:
+            self.values = self.keys[..., : self.latent]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
 
     @property
@@ -95,18 +104,18 @@ class Cache:
         rows = torch.arange(self.batch, device=self.lengths.device)[:, None]
         old = self.lengths[:, None] + nodes
         new = self.lengths[:, None] + torch.arange(nodes.shape[1], device=nodes.device)
-        for stored in (self.keys, self.values):
+        for stored in (self.keys, self.values) if self.latent is None else (self.keys,):
             by_slot = stored.permute(1, 3, 0, 2, 4)  # a view: (batch, capacity, layers, ...)
             by_slot[rows, new] = by_slot[rows, old]
         self.advance(counts)
 
     def select(self, rows: Tensor) -> Cache:
         """Return a copy of some sequences (n,), in that order; a row may be taken twice."""
-        return self._copy(self.keys[:, rows], self.values[:, rows], self.lengths[rows])
+        return self._copy(lambda stored: stored[:, rows], self.lengths[rows])
 
     def clone(self) -> Cache:
         """Return a copy."""
-        return self._copy(self.keys.clone(), self.values.clone(), self.lengths.clone())
+        return self._copy(torch.clone, self.lengths.clone())
 
     def _set(self, lengths: Tensor) -> None:
         if bool(((lengths < 0) | (lengths > self.capacity)).any()):
@@ -115,8 +124,11 @@ class Cache:
             )
         self.lengths.copy_(lengths)
 
-    @classmethod
-    def _copy(cls, keys: Tensor, values: Tensor, lengths: Tensor) -> Cache:
-        result = cls.__new__(cls)
-        result.keys, result.values, result.lengths = keys, values, lengths
+    def _copy(self, taken: Callable[[Tensor], Tensor], lengths: Tensor) -> Cache:
+        result = Cache.__new__(Cache)
+        result.keys, result.lengths, result.latent = taken(self.keys), lengths, self.latent
+        if self.latent is None:
+            result.values = taken(self.values)
+        else:
+            result.values = result.keys[..., : self.latent]
         return result

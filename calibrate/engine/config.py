@@ -1,14 +1,14 @@
-"""What a decoder is made of, read strictly from a Hugging Face ``config.json``."""
+"""What a decoder is made of: from a Hugging Face ``config.json``, strictly, or a model record."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
-from specmodel import architectures
-from specmodel.architectures import MLP, Architecture, Attention
+from specmodel.architectures import MLP, Architecture, Attention, LatentAttention, Layer, MoE
 from specmodel.architectures.keys import Keys
 from specmodel.errors import ArchitectureError, did_you_mean
 
@@ -20,13 +20,14 @@ _CONTEXT = 1 << 17  # of a random decoder whose model states none [token]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and constants of a decoder with grouped attention and gated MLPs.
+    """Sizes and constants of a decoder: grouped or latent attention, gated MLPs or experts.
 
     Parameters
     ----------
     model_type : str
-        One of `MODEL_TYPES`.
+        One of `MODEL_TYPES`; of random decoders with experts or latent attention, the model's own.
     layers, hidden, heads, kv_heads, head_dim, intermediate, vocab : int
+        Latent attention has one KV head, as wide as what it caches of a token.
     context : int
         Most positions that the model was made for. [token]
     rope_theta : float
@@ -41,6 +42,12 @@ class DecoderConfig:
         table for the embedding and the LM head.
     eos : tuple of int
         Tokens that end a text.
+    experts : MoE, optional
+        What layers have in place of the MLP (random weights only).
+    dense_layers : int
+        Of a decoder with experts, first layers that keep the MLP.
+    latent : LatentAttention, optional
+        What layers have in place of grouped attention (random weights only).
     """
 
     model_type: str
@@ -60,6 +67,9 @@ class DecoderConfig:
     qk_norm: bool = False
     tied: bool = False
     eos: tuple[int, ...] = ()
+    experts: MoE | None = None
+    dense_layers: int = 0
+    latent: LatentAttention | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -81,12 +91,12 @@ class DecoderConfig:
     @property
     def parameters(self) -> int:
         """Number of weights."""
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        attention = (rows + self.heads * self.head_dim) * self.hidden
-        small = 2 * self.hidden + rows * self.qkv_bias + 2 * self.head_dim * self.qk_norm
-        layer = attention + 3 * self.hidden * self.intermediate + small
-        tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + tables + self.hidden
+        return to_architecture(self, name=self.model_type, dtype="float32").total_params
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a query or key head that are rotated by their position."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
 
 def from_dict(values: Mapping[str, Any], *, where: str = "config") -> DecoderConfig:
@@ -147,7 +157,17 @@ def from_dict(values: Mapping[str, Any], *, where: str = "config") -> DecoderCon
 
 
 def to_dict(config: DecoderConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a decoder, without `rope_factors`, which it has no key for."""
+    """Return the ``config.json`` of a decoder, without `rope_factors`, which it has no key for.
+
+    Raises
+    ------
+    ArchitectureError
+        When it has experts or latent attention, which are run with random weights only.
+    """
+    if config.experts is not None or config.latent is not None:
+        raise ArchitectureError(
+            f"{config.model_type}: experts and latent attention run with random weights only"
+        )
     window = {"sliding_window": config.window} if config.model_type == "mistral" else {}
     return {
         "architectures": [config.model_type.capitalize() + "ForCausalLM"],
@@ -172,6 +192,9 @@ def to_dict(config: DecoderConfig) -> dict[str, Any]:
 def to_architecture(config: DecoderConfig, *, name: str, dtype: str) -> Architecture:
     """Return the record that the performance model predicts with.
 
+    Of a random decoder it is the record that `from_architecture` read, but for what its passes
+    do not have: quantisation, multi-token-prediction blocks, notes.
+
     Parameters
     ----------
     config : DecoderConfig
@@ -179,7 +202,30 @@ def to_architecture(config: DecoderConfig, *, name: str, dtype: str) -> Architec
     dtype : str
         Number format of weights, activations and cache.
     """
-    return architectures.from_dict({**to_dict(config), "dtype": dtype}, name=name, where=name)
+    mixer = config.latent or Attention(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        window=config.window,
+        qkv_bias=config.qkv_bias,
+        qk_norm="head" if config.qk_norm else None,
+    )
+    dense = Layer(mixer=mixer, mlp=MLP(width=config.intermediate))
+    last = replace(dense, mlp=config.experts or dense.mlp)
+    first = min(config.dense_layers, config.layers)
+    return Architecture(
+        name=name,
+        model_type=config.model_type,
+        hidden_size=config.hidden,
+        vocab_size=config.vocab,
+        head_vocab_size=config.vocab,
+        layers=tuple(run for run in ((dense, first), (last, config.layers - first)) if run[1]),
+        dense_width=config.intermediate,
+        tied_embeddings=config.tied,
+        dtype=dtype,
+        kv_dtype=dtype,
+        max_positions=config.context,
+    )
 
 
 def from_architecture(model: Architecture) -> DecoderConfig:
@@ -188,42 +234,42 @@ def from_architecture(model: Architecture) -> DecoderConfig:
     Raises
     ------
     ArchitectureError
-        When its layers differ, or are not grouped attention and a gated MLP.
+        When its attention differs between layers, its experts do too, or it has parts that are
+        not built.
     """
-    kinds = {(layer.mixer, layer.mlp) for layer, _ in model.layers}
-    mixer, mlp = next(iter(kinds))
-    if len(kinds) > 1 or not isinstance(mixer, Attention) or not isinstance(mlp, MLP):
-        raise ArchitectureError(f"{model.name}: the engine runs equal layers of attention and MLP")
-    types = {(False, None): "llama", (True, None): "qwen2", (False, "head"): "qwen3"}
-    built = Attention(
-        heads=mixer.heads,
-        kv_heads=mixer.kv_heads,
-        head_dim=mixer.head_dim,
-        window=mixer.window,
-        qkv_bias=mixer.qkv_bias,
-        qk_norm=mixer.qk_norm,
-    )
-    kind = types.get((mixer.qkv_bias, mixer.qk_norm))
-    if kind is None or mixer != built or mlp != MLP(width=mlp.width):
+    runs = [kind for kind, _ in groupby((layer.mixer, layer.mlp) for layer, _ in model.layers)]
+    (mixer, first), (_, last) = runs[0], runs[-1]
+    if len({found for found, _ in runs}) > 1 or not isinstance(mixer, Attention | LatentAttention):
+        raise ArchitectureError(f"{model.name}: the engine runs layers of one kind of attention")
+    order = [type(mlp) for _, mlp in runs]
+    if not isinstance(last, MLP | MoE) or order not in ([MLP], [MoE], [MLP, MoE]):
         raise ArchitectureError(
-            f"{model.name}: the engine does not run layers of {mixer} and {mlp}"
+            f"{model.name}: the engine runs equal MLPs, equal experts, or MLPs first, then experts"
         )
-    return DecoderConfig(
-        model_type=kind if mixer.window is None else "mistral",
-        layers=sum(count for _, count in model.layers),
+    for part in (mixer, first, last):
+        if besides := _not_built(part):
+            raise ArchitectureError(f"{model.name}: the engine does not run {besides}")
+    experts = last if isinstance(last, MoE) else None
+    dense = first if isinstance(first, MLP) else None
+    config = DecoderConfig(
+        model_type=_model_type(model, mixer, last),
+        layers=model.n_layers,
         hidden=model.hidden_size,
-        heads=mixer.heads,
-        kv_heads=mixer.kv_heads,
-        head_dim=mixer.head_dim,
-        intermediate=mlp.width,
+        intermediate=dense.width if dense else model.dense_width or last.width,
         vocab=model.vocab_size,
         context=model.max_positions or _CONTEXT,
         norm_eps=1e-5,
-        window=mixer.window,
-        qkv_bias=mixer.qkv_bias,
-        qk_norm=mixer.qk_norm is not None,
         tied=model.tied_embeddings,
+        experts=experts,
+        dense_layers=sum(n for layer, n in model.layers if layer.mlp == dense) if experts else 0,
+        **_attention(mixer),
     )
+    if config.parameters != model.total_params:
+        raise ArchitectureError(
+            f"{model.name}: the engine does not run its norms, tables or draft head: it would have "
+            f"{config.parameters} weights, the model has {model.total_params}"
+        )
+    return config
 
 
 def end_tokens(keys: Keys) -> tuple[int, ...]:
@@ -233,6 +279,53 @@ def end_tokens(keys: Keys) -> tuple[int, ...]:
     if any(isinstance(token, bool) or not isinstance(token, int) for token in found):
         raise keys.error("eos_token_id", f"must be a token or a list of tokens; got {value!r}")
     return tuple(found)
+
+
+def _not_built(part: Any) -> str:
+    """Return what a part of a layer has that the engine does not build, empty for nothing."""
+    match part:
+        case Attention():
+            built: Any = Attention(
+                heads=part.heads,
+                kv_heads=part.kv_heads,
+                head_dim=part.head_dim,
+                window=part.window,
+                qkv_bias=part.qkv_bias,
+                qk_norm="head" if part.qk_norm and not part.qkv_bias else None,
+            )
+        case LatentAttention():
+            built = replace(part, bias=False, index_heads=0, index_dim=0, index_topk=None)
+        case MLP():
+            built = MLP(width=part.width)
+        case _:
+            built = replace(part, gated=True, bias=False, extra_params=0, ranks=1)
+    values = ((field.name, getattr(part, field.name)) for field in fields(part))
+    found = [f"{name}={value!r}" for name, value in values if value != getattr(built, name)]
+    return f"{part.kind} with {', '.join(found)}" if found else ""
+
+
+def _attention(mixer: Attention | LatentAttention) -> dict[str, Any]:
+    """Return the fields of a `DecoderConfig` that attention decides."""
+    if isinstance(mixer, LatentAttention):
+        one = {"kv_heads": 1, "head_dim": mixer.kv_elements}
+        return {"heads": mixer.heads, **one, "latent": mixer}
+    return {
+        "heads": mixer.heads,
+        "kv_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "window": mixer.window,
+        "qkv_bias": mixer.qkv_bias,
+        "qk_norm": mixer.qk_norm is not None,
+    }
+
+
+def _model_type(model: Architecture, mixer: Attention | LatentAttention, mlp: MLP | MoE) -> str:
+    """Return the type of `MODEL_TYPES` that has these parts, the model's own where none has."""
+    if isinstance(mixer, LatentAttention) or isinstance(mlp, MoE):
+        return model.model_type
+    if mixer.window is not None:
+        return "mistral"
+    return "qwen2" if mixer.qkv_bias else "qwen3" if mixer.qk_norm else "llama"
 
 
 def _refuse(keys: Keys, kind: str) -> None:

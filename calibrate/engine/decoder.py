@@ -1,4 +1,4 @@
-"""A decoder pass: the model types that differ only in biases, norms and rotary frequencies."""
+"""A decoder pass: grouped or latent attention, MLPs or experts, rotary positions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from calibrate.bench import free_memory
 from calibrate.engine.cache import Cache
 from calibrate.engine.config import DecoderConfig
+from calibrate.engine.experts import Experts
+from calibrate.engine.latent import Latent
 from specmodel.errors import DomainError
 
 __all__ = ["Decoder", "DecoderConfig", "Stack"]
@@ -22,7 +24,7 @@ class Pass(NamedTuple):
 
     Attributes
     ----------
-    cosine, sine : Tensor (batch, width, 1, head_dim / 2)
+    cosine, sine : Tensor (batch, width, 1, rotary_dim / 2)
         Of each new position's angles.
     mask : Tensor (batch, 1, group * width, span)
         Added to scores: 0 or minus infinity; query heads of a group are rows.
@@ -38,36 +40,61 @@ class Pass(NamedTuple):
     cache: Cache | None
     where: tuple[Tensor, ...]
 
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return x (batch, width, heads, head_dim) with its halves rotated by their angles."""
+        return _rotate(x, self.cosine, self.sine)
+
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """One decoder layer; projections that read the same input are one matrix, as engines do."""
+    """One decoder layer; projections that read the same input are one matrix, as engines do.
 
-    def __init__(self, config: DecoderConfig, **kind: Any) -> None:
+    Parameters
+    ----------
+    config : DecoderConfig
+    index : int
+        Its place in the decoder: the first layers may be dense where others have experts.
+    **kind
+        `dtype` and `device`, as torch takes them.
+    """
+
+    def __init__(self, config: DecoderConfig, index: int = 0, **kind: Any) -> None:
         super().__init__()
         c = self.config = config
 
         def weight(*shape: int) -> Any:
             return nn.Parameter(torch.empty(*shape, **kind))
 
-        rows = (c.heads + 2 * c.kv_heads) * c.head_dim
         self.attention_norm = weight(c.hidden)
-        self.qkv = weight(rows, c.hidden)
-        self.qkv_bias = weight(rows) if c.qkv_bias else None
-        self.q_norm = weight(c.head_dim) if c.qk_norm else None
-        self.k_norm = weight(c.head_dim) if c.qk_norm else None
-        self.out = weight(c.hidden, c.heads * c.head_dim)
+        self.latent = self.experts = None
+        if c.latent is not None:
+            self.latent = Latent(c.latent, c.hidden, c.norm_eps, **kind)
+            self.out = weight(c.hidden, c.latent.heads * c.latent.v_dim)
+        else:
+            rows = (c.heads + 2 * c.kv_heads) * c.head_dim
+            self.qkv = weight(rows, c.hidden)
+            self.qkv_bias = weight(rows) if c.qkv_bias else None
+            self.q_norm = weight(c.head_dim) if c.qk_norm else None
+            self.k_norm = weight(c.head_dim) if c.qk_norm else None
+            self.out = weight(c.hidden, c.heads * c.head_dim)
         self.mlp_norm = weight(c.hidden)
-        self.gate_up = weight(2 * c.intermediate, c.hidden)
-        self.down = weight(c.hidden, c.intermediate)
+        if c.experts is not None and index >= c.dense_layers:
+            self.experts = Experts(c.experts, c.hidden, **kind)
+        else:
+            self.gate_up = weight(2 * c.intermediate, c.hidden)
+            self.down = weight(c.hidden, c.intermediate)
 
     def forward(self, x: Tensor, index: int, shared: Pass) -> Tensor:
         """Return x (batch, width, hidden) after this layer, whose cache is number `index`."""
         eps = self.config.norm_eps
         y = F.rms_norm(x, x.shape[-1:], self.attention_norm, eps)
-        x = x + F.linear(
-            self._attend(F.linear(y, self.qkv, self.qkv_bias), index, shared), self.out
-        )
+        if self.latent is not None:
+            found = self.latent(y, index, shared)
+        else:
+            found = self._attend(F.linear(y, self.qkv, self.qkv_bias), index, shared)
+        x = x + F.linear(found, self.out)
         y = F.rms_norm(x, x.shape[-1:], self.mlp_norm, eps)
+        if self.experts is not None:
+            return x + self.experts(y)
         gate, up = F.linear(y, self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 
@@ -124,12 +151,12 @@ class Stack(nn.Module):  # type: ignore[misc]
         super().__init__()
         kind = {"dtype": dtype, "device": device}
         c = self.config = config
-        self.layers = nn.ModuleList(Layer(c, **kind) for _ in range(c.layers))
+        self.layers = nn.ModuleList(Layer(c, i, **kind) for i in range(c.layers))
         self.register_parameter(
             "norm", nn.Parameter(torch.empty(c.hidden, **kind)) if norm else None
         )
-        steps = torch.arange(0, c.head_dim, 2, dtype=torch.float32, device=device)
-        frequencies = 1.0 / c.rope_theta ** (steps / c.head_dim)
+        steps = torch.arange(0, c.rotary_dim, 2, dtype=torch.float32, device=device)
+        frequencies = 1.0 / c.rope_theta ** (steps / c.rotary_dim)
         if c.rope_factors is not None:
             frequencies = frequencies / torch.tensor(c.rope_factors, device=device)
         self.register_buffer("frequencies", frequencies, persistent=False)
@@ -153,9 +180,9 @@ class Stack(nn.Module):  # type: ignore[misc]
         """Draw all weights: matrices so that layers keep their input's scale, norms near 1."""
         generator = torch.Generator(self.device).manual_seed(seed)
         for name, weight in self.named_parameters():
-            if weight.dim() == 2:
+            if weight.dim() > 1:
                 scale = 1.0 if name == "embedding" and not self.config.tied else None
-                weight.normal_(0, scale or weight.shape[1] ** -0.5, generator=generator)
+                weight.normal_(0, scale or weight.shape[-1] ** -0.5, generator=generator)
             else:
                 mean = 0.0 if name.endswith("bias") else 1.0
                 weight.normal_(mean, 0.1, generator=generator)
