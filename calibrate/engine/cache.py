@@ -31,6 +31,8 @@ class Cache:
     keys, values : Tensor (layers, batch, kv_heads, capacity, head_dim)
     lengths : Tensor (batch,) of int64
         Changed in place, so that captured graphs see it.
+    longest : int
+        The largest of `lengths`, known without waiting for the device. [token]
 
     Raises
     ------
@@ -60,6 +62,7 @@ class Cache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.longest = 0
 
     @property
     def batch(self) -> int:
@@ -109,14 +112,17 @@ class Cache:
         return self._copy(self.keys.clone(), self.values.clone(), self.lengths.clone())
 
     def _set(self, lengths: Tensor) -> None:
-        if bool(((lengths < 0) | (lengths > self.capacity)).any()):
+        shortest, longest = torch.stack(lengths.aminmax()).tolist()  # the one wait
+        if not 0 <= shortest <= longest <= self.capacity:
             raise DomainError(
                 f"lengths must be in [0, {self.capacity}] (the capacity); got {lengths.tolist()}"
             )
         self.lengths.copy_(lengths)
+        self.longest = longest
 
     @classmethod
     def _copy(cls, keys: Tensor, values: Tensor, lengths: Tensor) -> Cache:
         result = cls.__new__(cls)
         result.keys, result.values, result.lengths = keys, values, lengths
+        result.longest = int(lengths.max())
         return result
