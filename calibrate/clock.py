@@ -106,26 +106,12 @@ class Clock:
             for call in calls:
                 call()
 
-        side: Any = self._side
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                every()
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=side):
-                every()
-        except BaseException:
-            # a broken capture leaves its stream current and the allocator capturing
-            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-            with contextlib.suppress(Exception):
-                torch._C._cuda_endAllocateToPool(self.device.index or 0, pool)
-            raise
+        replay = record(every, self._side, torch.cuda.graph_pool_handle())
 
-        def replay(keep: object = calls) -> None:  # what the graph reads must outlive it
-            graph.replay()
+        def again(keep: object = calls) -> None:  # what the graph reads must outlive it
+            replay()
 
-        return replay
+        return again
 
     def visit(self, ready: Prepared) -> None:
         """Run a case once unseen, then add a few samples of it."""
@@ -153,6 +139,46 @@ class Clock:
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) * 1e-3
+
+
+def record(run: Callable[[], Any], side: Any, pool: Any) -> Callable[[], Any]:
+    """Run something twice on a side stream, then capture it as a CUDA graph.
+
+    Parameters
+    ----------
+    run : callable
+        Without waits and copies from the host.
+    side : torch.cuda.Stream
+    pool : handle of the memory that it is captured into
+
+    Returns
+    -------
+    callable
+        Replays it and returns what `run` returned: memory of the pool, written again by each
+        replay. It does not keep alive what else the graph reads and writes.
+    """
+    current = torch.cuda.current_stream(side.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=side):
+            found = run()
+    except BaseException:
+        # a broken capture leaves its stream current and the allocator capturing
+        torch.cuda.set_stream(torch.cuda.default_stream(side.device))
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(side.device.index, pool)
+        raise
+
+    def replay() -> Any:
+        graph.replay()
+        return found
+
+    return replay
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 
     python -m calibrate.device_check --device cuda:0 --out DIR --budget 420
 
-Operators first, then whole passes of decoders with random weights (8B and 1B shapes on a GPU).
+Operators first, then whole passes of decoders with random weights (8B and 1B shapes on a GPU), on
+a GPU at last a pass of the decoder engine, replayed from a graph and launched from Python.
 The measuring runs in a process of its own: where a device fault kills it, another one goes on
 behind the case that failed, or with the sections that were not begun. Needs torch, numpy, scipy
 and PyYAML.
@@ -11,21 +12,29 @@ and PyYAML.
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from calibrate.clock import Clock
 from calibrate.command import summary
+from calibrate.engine.config import from_architecture
+from calibrate.engine.decoder import Decoder
+from calibrate.engine.graphs import capture
 from calibrate.profile import fit_and_write
 from calibrate.run import Settings, measure, refuse_noise
 from calibrate.table import Row, measured, read_rows, read_sidecar
+from specmodel.architectures import Architecture, load_model
 from specmodel.checking import check_text
 from specmodel.errors import SpecmodelError
 
 OPERATORS = ("stream", "launch", "gemm", "attention", "elementwise", "experts", "allreduce")
-PHASES = ((OPERATORS, 0.55), (("passes",), 1.0))
+PHASES = ((OPERATORS, 0.55), (("passes",), 1.0), (("graphs",), 1.0))
 """Sections of each process, and the part of the budget that is spent when it ends."""
 
 _TRIES = 4
@@ -46,13 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.phase is not None:
         return _measure(given)
     whole = True
-    for phase in range(len(PHASES)):
+    for phase in range(len(PHASES) if given.device.startswith("cuda") else len(PHASES) - 1):
         whole &= _child(given, phase)
     return max(_conclude(given.out), 0 if whole else 1)
 
 
 def _measure(given: argparse.Namespace) -> int:
     sections, until = PHASES[given.phase]
+    if sections == ("graphs",):
+        text = graph_check(load_model("llama-3.2-1b"), given.device)
+        (given.out / "graphs.txt").write_text(text, encoding="utf-8")
+        return 0
     settings = Settings(
         device=given.device,
         table=given.out / "table.csv",
@@ -94,6 +107,8 @@ def _conclude(out: Path) -> int:
         return 1
     rows, record = read_rows(table), read_sidecar(table)
     text = f"{summary(record)}\n\n{pass_summary(rows)}\n"
+    if (graphs := out / "graphs.txt").exists():
+        text += f"\n{graphs.read_text(encoding='utf-8')}\n"
     code = 0
     try:
         refuse_noise(record, table)
@@ -127,6 +142,32 @@ def pass_summary(rows: Sequence[Row]) -> str:
         )
     lost = [row for row in rows if row["note"].startswith("error:")]
     lines += [f"failed: {row['operator']} {row['model']}: {row['note']}" for row in lost]
+    return "\n".join(lines)
+
+
+def graph_check(model: Architecture, device: str) -> str:
+    """Return the time of the engine's pass, launched and replayed, and how far they differ."""
+    decoder = Decoder(from_architecture(model), dtype=torch.bfloat16, device=device).randomise()
+    capture(decoder)
+    cache, clock = decoder.cache(1, 1024), Clock(torch.device(device))
+    cache.advance(1000)  # over zeros: their values do not matter here
+    lines = []
+    with torch.inference_mode():
+        for width in (1, 5):
+            tokens = torch.arange(width, device=device)[None]
+            found, times = {}, {}
+            for eager in (True, False):
+                taken = []
+                for _ in range(30):
+                    start = clock.now()
+                    found[eager] = decoder.hidden(tokens, cache, eager=eager, span=1024)
+                    taken.append(clock.now() - start)
+                times[eager] = statistics.median(taken)
+            apart = float((found[True] - found[False]).abs().max())
+            lines.append(
+                f"{model.name}, B = 1, W = {width}: launched {times[True] * 1e3:.3f} ms, replayed "
+                f"{times[False] * 1e3:.3f} ms, at most {apart:.2g} apart"
+            )
     return "\n".join(lines)
 
 

@@ -36,6 +36,8 @@ class Cache:
         Of latent attention that number of columns.
     lengths : Tensor (batch,) of int64
         Changed in place, so that captured graphs see it.
+    longest : int
+        The largest of `lengths`, known without waiting for the device. [token]
 
     Raises
     ------
@@ -69,6 +71,7 @@ class Cache:
         else:
             self.values = self.keys[..., : self.latent]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.longest = 0
 
     @property
     def batch(self) -> int:
@@ -118,11 +121,13 @@ class Cache:
         return self._copy(torch.clone, self.lengths.clone())
 
     def _set(self, lengths: Tensor) -> None:
-        if bool(((lengths < 0) | (lengths > self.capacity)).any()):
+        shortest, longest = torch.stack(lengths.aminmax()).tolist()  # the one wait
+        if not 0 <= shortest <= longest <= self.capacity:
             raise DomainError(
                 f"lengths must be in [0, {self.capacity}] (the capacity); got {lengths.tolist()}"
             )
         self.lengths.copy_(lengths)
+        self.longest = longest
 
     def _copy(self, taken: Callable[[Tensor], Tensor], lengths: Tensor) -> Cache:
         result = Cache.__new__(Cache)
@@ -131,4 +136,5 @@ class Cache:
             result.values = taken(self.values)
         else:
             result.values = result.keys[..., : self.latent]
+        result.longest = int(lengths.max())
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -138,7 +138,17 @@ class Stack(nn.Module):  # type: ignore[misc]
     norm : bool
         Whether there is a final norm.
     dtype, device : as torch takes them
+
+    Attributes
+    ----------
+    graphs : Graphs or None
+        What replays passes over a cache (`calibrate.engine.graphs.capture`); None: all are eager.
+    capturable : bool
+        Whether they may be: none of their shapes depends on values. False keeps them eager.
     """
+
+    graphs: Any = None
+    capturable: bool = True
 
     def __init__(
         self,
@@ -212,6 +222,25 @@ class Stack(nn.Module):  # type: ignore[misc]
             for index in range(self.config.layers) if layers is None else layers:
                 x = self.layers[index](x, index, shared)
             return x
+
+    def replayed(
+        self,
+        run: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        cache: Cache | None,
+        *,
+        eager: bool = False,
+        **place: Any,
+    ) -> Tensor:
+        """Return ``run(*inputs, cache, **place)``, replayed from a graph where this stack has them.
+
+        A replayed pass returns memory that the next one over the same cache overwrites.
+        """
+        graphs = self.graphs if self.capturable and not torch.is_grad_enabled() else None
+        if eager or cache is None or graphs is None:
+            return run(*inputs, cache, **place)
+        found: Tensor = graphs(run, inputs, cache, **place)
+        return found
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return hidden states after the final norm."""
@@ -316,7 +345,9 @@ class Decoder(Stack):
             The layers to run, in this order; by default all. Only these write the cache.
         span : int, optional
             Slots of the cache to read, at least ``max(lengths) + written + width``; by default
-            just that, which waits for the device. [token]
+            just that, and where graphs are replayed somewhat more. [token]
+        eager : bool
+            Replay no graph (`calibrate.engine.graphs`): for widths that hardly come again.
 
         Returns
         -------
@@ -332,7 +363,13 @@ class Decoder(Stack):
         return (logits, found) if features else logits
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
-        """Return the normalised last hidden state (batch, width, hidden); see `forward`."""
+        """Return the normalised last hidden state (batch, width, hidden); see `forward`.
+
+        Where graphs are replayed, the next pass over the same cache overwrites it.
+        """
+        return self.replayed(self._hidden, (tokens,), cache, **options)
+
+    def _hidden(self, tokens: Tensor, cache: Cache | None, **options: Any) -> Tensor:
         return self.normalise(self.run(F.embedding(tokens, self.embedding), cache, **options))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -344,7 +381,7 @@ def _span(cache: Cache, batch: int, width: int, span: int | None) -> int:
     if cache.batch != batch:
         raise DomainError(f"{batch} sequences for a cache of {cache.batch}")
     if span is None:
-        span = int(cache.lengths.max()) + width
+        span = cache.longest + width
     if not width <= span <= cache.capacity:
         raise DomainError(
             f"a pass of {width} positions that reads {span} slots does not fit a cache of "

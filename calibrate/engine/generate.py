@@ -10,6 +10,7 @@ from torch import Tensor
 
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
+from calibrate.engine.graphs import capture
 from specmodel.errors import DomainError
 
 _CHUNK = 512  # prompt positions a pass: bounds the mask and the logits
@@ -46,6 +47,7 @@ def generate(
         For an empty prompt, a token outside the vocabulary, more tokens than the model or the
         memory has room for, or logits that are not finite.
     """
+    capture(decoder)
     check_prompts(decoder, prompts, max_new_tokens)
     if temperature < 0 or (temperature > 0 and generator is None):
         raise DomainError(f"temperature {temperature} must be >= 0, and above 0 with a generator")
@@ -118,7 +120,7 @@ def prefill(
     )
     for start in range(0, padded.shape[1], _CHUNK):
         chunk = padded[:, start : start + _CHUNK]
-        found = decoder.hidden(chunk, cache)
+        found = decoder.hidden(chunk, cache, eager=True)  # few chunks are alike
         column = lengths - 1 - start
         inside = (column >= 0) & (column < chunk.shape[1])
         if features is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
 from calibrate.engine.generate import prefill
+from calibrate.engine.graphs import capture
 from calibrate.speculate.proposals import Drafter, Proposal, Uniform, draft, only_chains
 from calibrate.speculate.text import Text
 from calibrate.speculate.trees import Tree
@@ -101,6 +102,7 @@ class DraftModel(Passes):
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        capture(decoder)
 
     def start(self, text: Text, cache: Cache) -> None:
         """Read the prompts."""
@@ -207,12 +209,18 @@ class SparseCache(Passes):
        arXiv:2309.17453.
     """
 
+    part: Cache | None  # stays for a batch, so that graphs over it do
+
     def __init__(self, target: Decoder, *, sink: int = 4, window: int = 256) -> None:
         if sink < 0 or window < 1:
             raise DomainError(f"sink must be >= 0 and window >= 1; got {sink} and {window}")
         if target.config.window is not None:
             raise DomainError("a part of the cache needs a target without sliding window")
         self.target, self.sink, self.window = target, sink, window
+
+    def start(self, text: Text, cache: Cache) -> None:
+        """Begin with a batch."""
+        self.text, self.cache, self.part = text, cache, None
 
     def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return drafts for each sequence, by a pass over the part for each depth."""
@@ -236,7 +244,10 @@ class SparseCache(Passes):
     def _part(self, nodes: int) -> Cache:
         """Return a cache of the kept slots, with room for root and nodes."""
         kept = min(self.sink + self.window, self.cache.capacity)
-        part = self.target.cache(self.cache.batch, kept + 1 + nodes)
+        part = self.part
+        if part is None or part.capacity != kept + 1 + nodes:
+            part = self.part = self.target.cache(self.cache.batch, kept + 1 + nodes)
+        part.rollback(0)
         slots = torch.arange(kept, device=self.cache.lengths.device)
         left_out = (self.cache.lengths - kept).clamp(min=0)[:, None]
         slots = slots + torch.where(slots >= self.sink, left_out, 0)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from calibrate.engine.cache import Cache
 from calibrate.engine.config import DecoderConfig
 from calibrate.engine.decoder import Decoder, Stack
+from calibrate.engine.graphs import capture
 from calibrate.speculate.drafters import Passes, place
 from calibrate.speculate.proposals import Proposal, Uniform, draft
 from calibrate.speculate.text import Text
@@ -67,15 +68,20 @@ class FeatureHead(Stack):
     def forward(
         self, embedding: Tensor, feature: Tensor, cache: Cache | None = None, **where: Any
     ) -> Tensor:
-        """Return the next features (batch, width, hidden).
+        """Return the next features (batch, width, hidden), replayed as `Decoder.hidden` is.
 
         Parameters
         ----------
         embedding, feature : Tensor (batch, width, hidden)
             Of each token, and the feature at the token before it.
         cache, **where
-            As of `Stack.run`.
+            As of `Stack.replayed` and `Stack.run`.
         """
+        return self.replayed(self._next, (embedding, feature), cache, **where)
+
+    def _next(
+        self, embedding: Tensor, feature: Tensor, cache: Cache | None, **where: Any
+    ) -> Tensor:
         if self.embedding_norm is not None:
             eps = self.config.norm_eps
             embedding = F.rms_norm(embedding, embedding.shape[-1:], self.embedding_norm, eps)
@@ -153,20 +159,22 @@ class FeatureDrafter(Passes):
                 f"{target.config.hidden}"
             )
         self.target, self.head = target, head
+        capture(head)
 
     def start(self, text: Text, cache: Cache) -> None:
         """Read the prompts."""
         self.text, self.cache = text, self.head.cache(len(text.tokens), cache.capacity)
         goal = text.lengths - 2  # the last entry belongs to the first round
         for _ in range(0, int(goal.max()), _CHUNK):
-            self._read((goal - self.cache.lengths).clamp(0, _CHUNK))
+            self._read((goal - self.cache.lengths).clamp(0, _CHUNK), eager=True)
 
-    def _read(self, counts: Tensor) -> Tensor:
+    def _read(self, counts: Tensor, *, eager: bool = False) -> Tensor:
         """Take the next `counts` tokens (batch,) with their features; return what it found."""
         columns = torch.arange(int(counts.max()), device=counts.device)
         at = (self.cache.lengths[:, None] + columns).clamp(max=self.text.tokens.shape[1] - 2)
         tokens = self.text.tokens.gather(1, at + 1)
-        found: Tensor = self.head(self._embed(tokens), self.text.features_at(at), self.cache)
+        features = self.text.features_at(at)
+        found: Tensor = self.head(self._embed(tokens), features, self.cache, eager=eager)
         self.cache.advance(counts)
         return found
 

@@ -16,6 +16,7 @@ from calibrate.clock import Clock
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
 from calibrate.engine.generate import check_prompts, prefill
+from calibrate.engine.graphs import Graphs, capture
 from calibrate.speculate.proposals import Drafter, Layout, Proposal, Uniform
 from calibrate.speculate.text import Stop, Text
 from calibrate.speculate.trees import Tree
@@ -116,6 +117,7 @@ def speculate(
     """
     tree = k if isinstance(k, Tree) else Tree.chain(k)
     drafter = drafter if tree.k else None
+    capture(target)
     check_prompts(target, prompts, max_new_tokens)
     how = Transform(temperature=0) if transform is None else transform
     generator = torch.Generator(target.device).manual_seed(seed)
@@ -170,9 +172,9 @@ class _Batch:
 
     def rounds(self, drafter: Drafter | None, tree: Tree) -> Iterator[Round]:
         """Run rounds until every sequence has ended."""
-        now = Clock(torch.device(self.target.device)).now
+        clock = Clock(torch.device(self.target.device))
         while bool(self.active.any()):
-            yield self._round(drafter, tree, now)
+            yield self._round(drafter, tree, lambda: clock.now() - Graphs.spent)
 
     def _round(self, drafter: Drafter | None, tree: Tree, now: Callable[[], float]) -> Round:
         size, was = len(self.text.tokens), self.active
