@@ -148,8 +148,6 @@ class Stack(nn.Module):  # type: ignore[misc]
     """
 
     graphs: Any = None
-    capturable: bool = True
-
     def __init__(
         self,
         config: DecoderConfig,
@@ -161,6 +159,8 @@ class Stack(nn.Module):  # type: ignore[misc]
         super().__init__()
         kind = {"dtype": dtype, "device": device}
         c = self.config = config
+        # grouped products of other formats wait for the device
+        self.capturable = config.experts is None or dtype == torch.bfloat16
         self.layers = nn.ModuleList(Layer(c, i, **kind) for i in range(c.layers))
         self.register_parameter(
             "norm", nn.Parameter(torch.empty(c.hidden, **kind)) if norm else None

@@ -56,9 +56,9 @@ class FeatureHead(Stack):
         dtype: Any = torch.float32,
         device: Any = "cpu",
     ) -> None:
-        super().__init__(
-            replace(config, layers=1, window=None), norm=norms, dtype=dtype, device=device
-        )
+        # an MTP block is like the target's last layer, an EAGLE head's layer has no experts
+        like = replace(config, layers=1, window=None, dense_layers=0 if norms else 1)
+        super().__init__(like, norm=norms, dtype=dtype, device=device)
         kind = {"dtype": dtype, "device": device}
         self.fuse = nn.Parameter(torch.empty(config.hidden, 2 * config.hidden, **kind))
         for name in ("embedding_norm", "feature_norm"):

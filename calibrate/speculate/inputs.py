@@ -245,15 +245,10 @@ class _Loading:
 
     def _drawn(self, text: str) -> tuple[Decoder, Architecture]:
         """Return a model with random weights, and its record."""
-        record = replace(
-            load_model(text),
-            dtype=self.dtype,
-            kv_dtype=self.dtype,
-            quantisation=None,
-            expert_quantisation=None,
-        )
-        config = from_architecture(record)
-        return Decoder(config, **self.where).randomise(self.settings.seed), record
+        model = load_model(text)
+        config = from_architecture(model)
+        decoder = Decoder(config, **self.where).randomise(self.settings.seed)
+        return decoder, to_architecture(config, name=model.name, dtype=self.dtype)
 
     def _source(self) -> list[int]:
         """Return the standard library's source as the target's tokens."""

@@ -36,27 +36,32 @@ from specmodel.roofline import Execution
 
 _CALIBRATION = 60.0  # seconds of measuring where no profile is given
 _ROUNDS = 12  # of the loop without passes
+_CACHES = 256 << 20  # bytes: no device's caches hold more
 
 
 class Silent(Decoder):
-    """A decoder whose passes take no time: what the loop costs by itself.
+    """A decoder whose passes compute nothing: what the loop costs by itself.
 
     Parameters
     ----------
     vocab, rows : int
         Tokens, and rows of logits that one pass asks for at most.
+    reads : int
+        Bytes that a pass reads, so that it leaves caches to the loop as a real one does.
     dtype, device : as torch takes them
     """
 
-    def __init__(self, vocab: int, rows: int, *, dtype: Any, device: Any) -> None:
+    def __init__(self, vocab: int, rows: int, *, reads: int = 0, dtype: Any, device: Any) -> None:
         sizes: dict[str, Any] = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
         kind: dict[str, Any] = {"model_type": "llama", "norm_eps": 1e-5, "context": 1 << 40}
         config = DecoderConfig(**sizes, **kind, intermediate=2, vocab=vocab, tied=True)
         super().__init__(config, dtype=dtype, device=device)
         self.random = torch.randn(rows, vocab, dtype=dtype, device=device)
+        self.read = torch.zeros(reads // 4, dtype=torch.float32, device=device)
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
         """Return zeros."""
+        self.read.sum()
         return torch.zeros(*tokens.shape, 2, dtype=self.dtype, device=self.device)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -80,7 +85,7 @@ class _SilentHeads(MedusaHeads):
 def loop_times(
     chosen: Chosen, prompts: Sequence[Sequence[int]], tree: Tree, transform: Transform
 ) -> dict[str, float]:
-    """Time the loop with passes that cost nothing: sampling, verdicts, bookkeeping. [s]
+    """Time the loop with passes that compute nothing: sampling, verdicts, bookkeeping. [s]
 
     Returns
     -------
@@ -93,6 +98,8 @@ def loop_times(
     rows = len(prompts) * (1 + real.rows(tree))
     kind = {"dtype": target.dtype, "device": target.device}
     silent = Silent(target.config.vocab, rows, **kind)
+    size = target.config.parameters * target.dtype.itemsize
+    cold = Silent(target.config.vocab, rows, reads=min(size, _CACHES), **kind)
     made: Drafter
     if isinstance(real, NGram | Lookahead):
         made = real
@@ -104,8 +111,8 @@ def loop_times(
         made = Forced(made, chosen.drafter.rates.tolist())
     new = _ROUNDS * (tree.k + 1)
     how = {"max_new_tokens": new, "transform": transform, "eos": ()}
-    plain = speculate(silent, None, prompts, k=0, **{**how, "max_new_tokens": _ROUNDS})
-    fast = speculate(silent, made, prompts, k=tree, **how)
+    plain = speculate(cold, None, prompts, k=0, **{**how, "max_new_tokens": _ROUNDS})
+    fast = speculate(cold, made, prompts, k=tree, **how)
     times = times_record(plain.rounds[2:], fast.rounds[2:] or fast.rounds)
     return {name: times[name] for name in ("T_h", "T_d", "T_o")}
 
