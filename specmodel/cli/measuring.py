@@ -64,9 +64,10 @@ def measure(options: dict[str, Any], form: str) -> str:
     requests = max(max(batches), parse_whole(options["requests"], name="requests"))
     ks = parse_counts(options["k"], name="k", low=1)
     whole_array(max(ks), "k", low=1, high=MOST_DRAFTS, unit="token")
-    branching = options["tree"] and parse_counts(options["tree"], name="tree", low=1)
+    branching = [parse_whole(n, name="tree") for n in (options["tree"] or "").split(",") if n]
     if branching:
-        whole_array(np.prod(branching), "leaves of the tree", low=1, high=MOST_DRAFTS)
+        whole_array(branching, "children of a node of the tree", low=1)
+        whole_array(np.prod(branching), "leaves of the tree", high=MOST_DRAFTS)
     context = parse_count(options["context"], name="context")
     whole_array(context, "context", low=1, unit="token")
     new = parse_whole(options["max_new_tokens"], name="max_new_tokens")
