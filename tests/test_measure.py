@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 
 from specmodel.cli.main import main
 from specmodel.errors import CheckpointError
@@ -19,7 +20,7 @@ pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 from calibrate.engine.checkpoints import save  # noqa: E402
 from calibrate.engine.config import DecoderConfig  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
-from calibrate.speculate import inputs, pair  # noqa: E402
+from calibrate.speculate import head_training, inputs, pair  # noqa: E402
 from calibrate.speculate.loop import Round  # noqa: E402
 from calibrate.speculate.padding import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
@@ -47,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("target", config()),
         ("draft", config(layers=1)),
         ("other", config(vocab=40)),
+        ("short", config(context=40)),
     ):
         save(where / name, Decoder(shape).randomise(1))
     random = np.random.default_rng(0)
@@ -91,7 +93,8 @@ def test_measured_beside_predicted(
         assert point["G"] == pytest.approx(1 + found["hit_rate"] * sum(a), rel=1e-12)
         assert point["G_low"] <= point["G"] <= point["G_high"]
         assert sum(found["histogram"]) <= point["sequence_rounds"]
-        assert point["greedy_texts_equal"] == point["requests"] == 4
+        assert point["greedy"] == {"equal": 4, "gaps": []}
+        assert point["requests"] == 4
         spent = point["T_d"] + point["T_v"] + point["T_o"]
         plain = point["T_p"] + point["T_h"]
         assert point["S"] == pytest.approx(point["G"] * plain / spent, rel=1e-12)
@@ -99,6 +102,79 @@ def test_measured_beside_predicted(
         assert predicted["G"] == pytest.approx(point["G"])
         assert {"T_p", "T_v", "T_d", "T_o", "T_h", "S"} <= set(predicted)
         assert predicted["T_d"] > 0 or draft == "ngram"
+
+
+@pytest.mark.parametrize("draft", ["draft", "exit:1", "sparse:1,4", "eagle", "mtp", "medusa"])
+def test_acceptance_can_be_imposed(
+    draft: str, folder: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a model without weights, and a draft model without."""
+    given = str(folder / "draft" / "config.json") if draft == "draft" else draft
+    model = ("--target", str(folder / "target" / "config.json"), "--draft", given)
+    more = ("--profile", profile, "--device", "cpu", "--dtype", "fp32", "--k", "2")
+    size = ("--context", "40", "--max-new-tokens", "40", "--requests", "8", "--batch", "2,8")
+    run = ("measure", *model, *more, *size, "--accept", "1,0", "--format", "json")
+    assert main([*run]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["imposed_acceptance"] == [1, 0]
+    for point in record["points"]:
+        assert point["acceptance"]["per_position"] == [1, 0]
+        assert point["G"] == 2
+        assert point["greedy"] is None
+        assert point["context"] == 60
+    assert main([part for part in run if part not in ("--accept", "1,0")]) == 2
+    assert "has no weights: impose acceptance" in capsys.readouterr().err
+
+
+def test_experts_and_latent_attention_can_be_timed(
+    profile: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+        "torch_dtype": "float32",
+    }
+    experts = {**samples.MOE, **small, "num_key_value_heads": 2, "head_dim": 16}
+    experts |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    latent = {**samples.MLA, **small, "kv_lora_rank": 32, "q_lora_rank": 16, "n_routed_experts": 8}
+    latent |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 96}
+    latent |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    latent |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+    for i, (values, draft) in enumerate(((experts, "eagle"), (latent, "mtp"))):
+        file = tmp_path / f"{i}.json"
+        file.write_text(json.dumps(values))
+        more = ("--profile", profile, "--device", "cpu", "--dtype", "fp32", "--k", "2")
+        size = ("--context", "20", "--max-new-tokens", "12", "--requests", "2", "--batch", "2")
+        run = ("measure", "--target", str(file), "--draft", draft, *more, *size)
+        assert main([*run, "--accept", "0.5", "--format", "json"]) == 0
+        point = json.loads(capsys.readouterr().out)["points"][0]
+        assert point["predicted"]["T_d"] > 0
+
+
+def test_trees_transforms_and_stops(
+    folder: Path, profile: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ("--draft", str(folder / "draft"), "--tree", "2,2,1", "--requests", "4")
+    figure = tmp_path / "m.png"
+    chance = ("--temperature", "0,0.7", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01")
+    run = arguments(folder, profile, *more, *chance, "--repetition-penalty", "1.1")
+    assert main([*run, "--plot", str(figure), "--format", "json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["transform"]["top_k"] == 9
+    assert figure.stat().st_size > 10_000
+    greedy, drawn = record["points"]
+    assert greedy["tree"] == [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5]
+    assert greedy["k"] == 3
+    assert greedy["greedy"]["equal"] == 4
+    assert drawn["greedy"] is None
+    for point in record["points"]:
+        assert point["acceptance"]["alpha"] is None
+        assert len(point["entropy"]) == len(point["surprisal"]) == 4
+        assert point["peak_memory_bytes"] > 1e7
+    assert main([*run, "--stop", "x"]) == 2
+    assert "stop strings need one" in capsys.readouterr().err
 
 
 def test_the_record_feeds_predict(
@@ -163,6 +239,14 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "ngram", "--max-new-tokens", "1"), "max_new_tokens must be >= 2"),
         (("--draft", "ngram", "--seed", "9" * 20), "seed must be"),
         (("--draft", "ngram", "--k", "5000"), "k must be"),
+        (("--draft", "ngram", "--tree", "2"), "chains, no trees"),
+        (("--draft", "exit:1", "--tree", "0"), "children of a node of the tree must be >= 1"),
+        (("--draft", "exit:1", "--tree", "9,9,9,9,9"), "leaves of the tree must be"),
+        (("--draft", "ngram", "--accept", "0.5"), "cannot be imposed on ngram"),
+        (("--draft", "exit:1", "--accept", "2"), "rates must be"),
+        (("--draft", "eagle"), "a head cannot be trained for it"),
+        (("--draft", "ngram", "--top-p", "0"), "top_p must be > 0"),
+        (("--draft", "SHORT"), "draft: prompt 1: 30 tokens and 12 new ones are more than"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
@@ -183,7 +267,7 @@ def test_what_cannot_be_measured_is_one_line(
     for name, content in files.values():
         (tmp_path / name).write_text(content)
     names = {key: str(tmp_path / name) for key, (name, _) in files.items()}
-    names["OTHER"] = str(folder / "other")
+    names |= {"OTHER": str(folder / "other"), "SHORT": str(folder / "short")}
     assert main(arguments(folder, profile, *(names.get(part, part) for part in more))) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -296,6 +380,17 @@ def test_the_own_pair_speculates(
     assert record["draft"] == "own draft"
     assert record["training"] == {"steps": 0}
     assert record["points"][0]["acceptance"]["per_position"] == [1, 1]
+    monkeypatch.setattr(head_training, "_STEPS", 2)
+    monkeypatch.setattr(head_training, "_NEW", 8)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for kind in head_training.HEADS:
+        assert main([*own, *more, "--draft", kind, "--stop", "e"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["training"]["head"]["kind"] == kind
+        assert main([*own, *more[:-2], "--draft", kind]) == 0
+        said = capsys.readouterr()
+        assert "prompt lookup on text it was not trained on" in said.out
+        assert "training" not in said.err  # kept
     file = tmp_path / "p.txt"
     file.write_text("import os\nimport sys\n")
     assert main([*own, *more, "--prompts", str(file), "--draft", "ngram"]) == 0

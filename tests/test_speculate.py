@@ -482,10 +482,41 @@ def test_prompt_lookup(tokens: list[int], drafts: list[int]) -> None:
     assert found.tokens[1, : found.lengths[1]].tolist() == [2, 3, 4]
 
 
+@pytest.mark.parametrize("size", [22, 23 + 1])
+def test_tables_that_are_padded_otherwise(size: int) -> None:
+    """Of a vocabulary that differs by less than 1%, which here is scaled up."""
+    target = decoder(replace(SMALL, vocab=230))
+    draft = decoder(replace(SMALL, vocab=230 + size - 23), seed=0)
+    check_pair(target, draft)
+    given = prompts(8)
+    plain = generate(target, given, max_new_tokens=20)
+    for tree in (3, Tree.of([2, 2])):
+        found = speculate(target, DraftModel(draft), given, k=tree, max_new_tokens=20)
+        assert found.tokens == plain
+    with pytest.raises(DomainError, match="is not the target's of 230"):
+        check_pair(target, decoder(replace(SMALL, vocab=235)))
+
+
 def test_what_cannot_be_decoded_is_refused() -> None:
     target = decoder()
     with pytest.raises(DomainError, match="prompt 1 is empty"):
         speculate(target, None, [[1], []], k=0, max_new_tokens=2)
+    with pytest.raises(DomainError, match="24 candidates"):
+        speculate(target, DraftModel(target), [[1]], k=Tree.of([24]), max_new_tokens=4)
+    with pytest.raises(DomainError, match="8 Medusa heads do not draft 9"):
+        speculate(target, medusa(target), [[1]], k=9, max_new_tokens=4)
+    with pytest.raises(DomainError, match="cannot be imposed"):
+        speculate(target, Forced(Lookahead(), [0.5]), [[1]], k=2, max_new_tokens=4)
+    head = FeatureHead(replace(SMALL, hidden=16, heads=2, kv_heads=1), norms=False)
+    with pytest.raises(DomainError, match="features of width 16, the target has 32"):
+        FeatureDrafter(target, head)
+    with pytest.raises(DomainError, match="window and guesses"):
+        Lookahead(window=0)
+    for parents in ((0,), (-1, 1), (-1, 0, -1)):
+        with pytest.raises(DomainError, match="lists nodes by depth"):
+            Tree(parents)
+    with pytest.raises(DomainError, match="branching must be"):
+        Tree.of([2, 0])
     with pytest.raises(DomainError, match="k must be"):
         speculate(target, None, [[1]], k=-1, max_new_tokens=2)
     with pytest.raises(DomainError, match="more than the model's 512"):

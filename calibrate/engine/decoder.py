@@ -148,6 +148,7 @@ class Stack(nn.Module):  # type: ignore[misc]
     """
 
     graphs: Any = None
+
     def __init__(
         self,
         config: DecoderConfig,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
@@ -22,16 +23,20 @@ from calibrate.speculate.trees import Tree
 from specmodel.errors import DomainError
 from specmodel.law import Transform
 
+_PADDING = 0.01
+
 
 def check_pair(target: Decoder, draft: Decoder) -> None:
     """Refuse a draft model whose vocabulary is not the target's.
+
+    Tables padded to another multiple differ by less than 1%.
 
     Raises
     ------
     DomainError
         When sizes or devices differ. Tokenizers are compared where they are loaded.
     """
-    if draft.config.vocab != target.config.vocab:
+    if abs(draft.config.vocab / target.config.vocab - 1) > _PADDING:
         raise DomainError(
             f"the draft model's vocabulary of {draft.config.vocab} tokens is not the target's "
             f"of {target.config.vocab}"
@@ -97,7 +102,8 @@ class DraftModel(Passes):
     Parameters
     ----------
     decoder : Decoder
-        Of the target's vocabulary (`check_pair`).
+        Of the target's vocabulary (`check_pair`). Where its table is padded otherwise, tokens
+        that only the target has are never drafted, those that only it has neither.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -108,27 +114,38 @@ class DraftModel(Passes):
         """Read the prompts."""
         self.text, self.cache = text, self.decoder.cache(len(text.tokens), cache.capacity)
         lengths = text.lengths.tolist()
+        tokens = self._known(text.tokens)
         prefill(
             self.decoder,
-            [row[: n - 1] for row, n in zip(text.tokens, lengths, strict=True)],
+            [row[: n - 1] for row, n in zip(tokens, lengths, strict=True)],
             self.cache,
         )
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Return tokens as the draft model's table has them."""
+        return tokens.clamp(max=self.decoder.config.vocab - 1)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """Return logits over the target's vocabulary."""
+        logits = self.decoder.logits(features)
+        missing = self.text.vocab - logits.shape[-1]
+        return logits if not missing else F.pad(logits, (0, missing), value=-torch.inf)
 
     def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return drafts for each sequence, by a pass for each depth."""
         missing = self.text.lengths - self.cache.lengths
         width = int(missing.max())
-        found = self.decoder.hidden(self.text.last(missing, width), self.cache)
+        found = self.decoder.hidden(self._known(self.text.last(missing, width)), self.cache)
         self.cache.advance(missing)
         rows = torch.arange(len(missing), device=missing.device)
         self._depths, self._chain = max(tree.k - 1, 0), tree.is_chain
 
         def following(tokens: Tensor, level: range) -> Tensor:
             where = place(tree, level, self.cache.lengths, root=False)
-            logits: Tensor = self.decoder(tokens, self.cache, **where)
-            return logits
+            known = self._known(tokens)
+            return self._logits(self.decoder.hidden(known, self.cache, **where))
 
-        first = self.decoder.logits(found[rows, missing - 1])
+        first = self._logits(found[rows, missing - 1])
         return draft(first, following, tree, transform, uniform, self.seen(transform))
 
     def settle(self, nodes: Tensor, counts: Tensor) -> None:

@@ -32,15 +32,15 @@ _HELD_OUT = 0.05  # of the text, at its end
 _PROMPTS, _PROMPT, _NEW, _K = 12, 96, 48, 3  # of the comparison with prompt lookup
 
 
-def build(kind: str, target: Decoder) -> Any:
-    """Return a head of a kind for a target, float32, weights empty or at their start."""
+def build(kind: str, target: Decoder, *, seed: int = 0) -> Any:
+    """Return an untrained head of a kind for a target, float32."""
     c = target.config
     if kind == "medusa":
         heads = MedusaHeads(c.hidden, c.vocab, MEDUSA_HEADS, device=target.device)
         with torch.no_grad():  # at first each is the target's own LM head, as published
             heads.head.copy_(target.head)
         return heads
-    return FeatureHead(c, norms=kind == "mtp", device=target.device)
+    return FeatureHead(c, norms=kind == "mtp", device=target.device).randomise(seed)
 
 
 def drafter(target: Decoder, head: Any) -> Drafter:
@@ -87,10 +87,7 @@ def load_head(
     folder = (cache or cache_folder()) / f"head-{digest(parts)}"
 
     def trained() -> tuple[Any, dict[str, Any]]:
-        torch.manual_seed(seed)
-        head = build(kind, target)
-        if isinstance(head, FeatureHead):
-            head.randomise(seed)
+        head = build(kind, target, seed=seed)
         return head, train(kind, head, target, tokens, seed=seed, say=say)
 
     return kept(folder, kind, lambda: build(kind, target), trained)

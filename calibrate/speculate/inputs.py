@@ -17,6 +17,7 @@ import specmodel.drafters as model
 from calibrate.engine.checkpoints import load
 from calibrate.engine.config import from_architecture, to_architecture
 from calibrate.engine.decoder import Decoder
+from calibrate.engine.generate import check_prompts
 from calibrate.engine.tokenizers import check_same_vocabulary
 from calibrate.speculate.drafters import (
     DraftModel,
@@ -196,13 +197,20 @@ class _Loading:
         else:
             shape = to_architecture(draft.config, name="own draft", dtype=self.dtype)
             made, price = DraftModel(draft), _always(model.DraftModel(architecture=shape))
+        prompts = read_prompts(self.settings, self.tokenizer, self.target)
+        for decoder, whose in ((self.target, "target"), (getattr(made, "decoder", None), "draft")):
+            if decoder is not None:
+                try:
+                    check_prompts(decoder, prompts, self.settings.max_new_tokens)
+                except DomainError as error:
+                    raise DomainError(f"{whose}: {error}") from None
         return Chosen(
             name=self.name,
             target=self.target,
             drafter=made,
             shape=self.shape,
             price=price,
-            prompts=read_prompts(self.settings, self.tokenizer, self.target),
+            prompts=prompts,
             stop=self._stop(),
             training=self.training,
         )

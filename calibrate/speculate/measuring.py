@@ -15,6 +15,7 @@ import torch
 from calibrate.bench import default_dtypes
 from calibrate.engine.decoder import Decoder
 from calibrate.environment import describe
+from calibrate.speculate.exactness import gaps
 from calibrate.speculate.inputs import Chosen, Settings, choose
 from calibrate.speculate.loop import Outcome, speculate
 from calibrate.speculate.predicting import calibrated, loop_times, predicted
@@ -114,12 +115,11 @@ def _decode(
     times = times_record(steps, rounds)
     longest = [max(map(len, prompts[start : start + batch])) for start in starts]
     each = [seconds_per_token(turns) for turns in (steps, rounds)]
-    same = [
-        a == b
-        for p, f in zip(plain, fast, strict=True)
-        for a, b in zip(p.tokens, f.tokens, strict=True)
-    ]
-    verified = transform.greedy and not settings.accept
+    greedy = None
+    if transform.greedy and not settings.accept:
+        texts = [[text for outcome in one for text in outcome.tokens] for one in (plain, fast)]
+        apart = gaps(target, prompts[: len(texts[0])], *texts)
+        greedy = {"equal": len(texts[0]) - len(apart), "gaps": apart}
     return {
         "batch": batch,
         "k": tree.k,
@@ -129,7 +129,7 @@ def _decode(
         **times,
         "S": speedup(times, found["G"]),
         "S_total": each[0] / each[1] if each[0] and each[1] else None,
-        "greedy_texts_equal": sum(same) if verified else None,
+        "greedy": greedy,
         **_peak(settings.device),
     }
 

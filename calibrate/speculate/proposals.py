@@ -171,6 +171,8 @@ def draft(
         found = []
         for parent in sorted(set(parents)):
             count = parents.count(parent)
+            if count > law.shape[-1]:
+                raise DomainError(f"{count} candidates for a token of a vocabulary of fewer")
             if likeliest:
                 found.append(law[:, parent].topk(count).indices)
             elif count == 1:

@@ -154,9 +154,14 @@ def _nodes(point: dict[str, Any]) -> str:
 
 
 def _same(point: dict[str, Any]) -> str:
-    """Say how many greedy texts are those of plain decoding; the rest differ from a tie on."""
-    same, requests = point["greedy_texts_equal"], point["requests"]
-    return "" if same is None else f"; {same} of {requests} texts as plain decoding's"
+    """Say how many greedy texts are those of plain decoding, and how little the others miss it."""
+    if point["greedy"] is None:
+        return ""
+    same, apart = point["greedy"]["equal"], point["greedy"]["gaps"]
+    text = f"; {same} of {same + len(apart)} texts as plain decoding's"
+    if apart:
+        text += f", others part where two logits are up to {max(map(abs, apart)):.2g} apart"
+    return text
 
 
 _TIMES = ("T_p", "T_h", "T_d", "T_v", "T_o")
