@@ -462,6 +462,8 @@ def measured_figure(record: Mapping[str, Any]) -> Figure:
                 axes.plot(k, line, label=f"B = {batch}, predicted", **style)
             if name == "S":
                 axes.axhline(1.0, color="0.5", linewidth=1)
+            axes.margins(y=0.1)
+            axes.autoscale_view()
             axes.set_ylim(bottom=0)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_xlabel("drafts k [token]")

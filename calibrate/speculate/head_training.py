@@ -25,7 +25,7 @@ HEADS = ("eagle", "mtp", "medusa")
 
 MEDUSA_HEADS = 8
 _STEPS = 300
-_BATCH, _LENGTH, _RATE = 16, 128, 2e-3
+_BATCH, _LENGTH, _RATE = 8, 256, 2e-3
 _UNROLL = 3  # passes over its own features that a head is trained for
 _DECAY = 0.8  # weight of each further position
 _HELD_OUT = 0.05  # of the text, at its end

@@ -40,7 +40,7 @@ TARGET = DecoderConfig(
 )
 DRAFT = replace(TARGET, layers=1, hidden=128, heads=2, kv_heads=2, intermediate=256)
 _STEPS = {"target": 700, "draft": 600}
-_BATCH, _LENGTH, _RATE = 16, 128, 3e-3
+_BATCH, _LENGTH, _RATE = 8, 256, 3e-3
 _HELD_OUT = 0.05  # of the corpus, at its end: prompts come from there
 
 

@@ -20,7 +20,7 @@ from calibrate.run import Settings as CalibrationSettings
 from calibrate.run import measure as calibrate
 from calibrate.run import refuse_noise
 from calibrate.speculate.drafters import DraftModel, Forced, NGram
-from calibrate.speculate.heads import Medusa, MedusaHeads
+from calibrate.speculate.heads import FeatureDrafter, Medusa, MedusaHeads
 from calibrate.speculate.inputs import Chosen
 from calibrate.speculate.lookahead import Lookahead
 from calibrate.speculate.loop import speculate
@@ -46,22 +46,33 @@ class Silent(Decoder):
     ----------
     vocab, rows : int
         Tokens, and rows of logits that one pass asks for at most.
+    layers : int
+        Of passes that run all the same, two elements wide: what a pass costs besides its work; 0:
+        they do not run.
     reads : int
         Bytes that a pass reads, so that it leaves caches to the loop as a real one does.
     dtype, device : as torch takes them
     """
 
-    def __init__(self, vocab: int, rows: int, *, reads: int = 0, dtype: Any, device: Any) -> None:
-        sizes: dict[str, Any] = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
+    def __init__(
+        self, vocab: int, rows: int, *, layers: int = 0, reads: int = 0, dtype: Any, device: Any
+    ) -> None:
+        sizes: dict[str, Any] = {"hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
         kind: dict[str, Any] = {"model_type": "llama", "norm_eps": 1e-5, "context": 1 << 40}
-        config = DecoderConfig(**sizes, **kind, intermediate=2, vocab=vocab, tied=True)
+        config = DecoderConfig(
+            **sizes, **kind, layers=max(layers, 1), intermediate=2, vocab=vocab, tied=True
+        )
         super().__init__(config, dtype=dtype, device=device)
+        self.randomise()
+        self.runs = bool(layers)
         self.random = torch.randn(rows, vocab, dtype=dtype, device=device)
         self.read = torch.zeros(reads // 4, dtype=torch.float32, device=device)
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
-        """Return zeros."""
+        """Return features of no meaning."""
         self.read.sum()
+        if self.runs:
+            return super().hidden(tokens, cache, **options)
         return torch.zeros(*tokens.shape, 2, dtype=self.dtype, device=self.device)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -87,6 +98,9 @@ def loop_times(
 ) -> dict[str, float]:
     """Time the loop with passes that compute nothing: sampling, verdicts, bookkeeping. [s]
 
+    To T_d of a draft model or a head comes what its first pass takes longer because the target's
+    has emptied the caches, measured on one two elements wide.
+
     Returns
     -------
     dict
@@ -95,26 +109,32 @@ def loop_times(
     target, real = chosen.target, chosen.drafter
     if isinstance(real, Forced):
         real = real.drafter
-    rows = len(prompts) * (1 + real.rows(tree))
+    vocab, rows = target.config.vocab, len(prompts) * (1 + real.rows(tree))
     kind = {"dtype": target.dtype, "device": target.device}
-    silent = Silent(target.config.vocab, rows, **kind)
     size = target.config.parameters * target.dtype.itemsize
-    cold = Silent(target.config.vocab, rows, reads=min(size, _CACHES), **kind)
-    made: Drafter
+    warm, cold = (Silent(vocab, rows, reads=n, **kind) for n in (0, min(size, _CACHES)))
+
+    def times(target: Silent, drafter: Drafter) -> dict[str, float]:
+        if isinstance(chosen.drafter, Forced):
+            drafter = Forced(drafter, chosen.drafter.rates.tolist())
+        how: dict[str, Any] = {"transform": transform, "eos": ()}
+        plain = speculate(target, None, prompts, k=0, max_new_tokens=_ROUNDS, **how)
+        new = _ROUNDS * (tree.k + 1)
+        fast = speculate(target, drafter, prompts, k=tree, max_new_tokens=new, **how)
+        return times_record(plain.rounds[2:], fast.rounds[2:] or fast.rounds)
+
     if isinstance(real, NGram | Lookahead):
-        made = real
+        found = times(cold, real)
     elif isinstance(real, Medusa):
-        made = Medusa(_SilentHeads(silent, tree.k))
+        found = times(cold, Medusa(_SilentHeads(warm, tree.k)))
     else:
-        made = DraftModel(silent)
-    if isinstance(chosen.drafter, Forced):
-        made = Forced(made, chosen.drafter.rates.tolist())
-    new = _ROUNDS * (tree.k + 1)
-    how = {"max_new_tokens": new, "transform": transform, "eos": ()}
-    plain = speculate(cold, None, prompts, k=0, **{**how, "max_new_tokens": _ROUNDS})
-    fast = speculate(cold, made, prompts, k=tree, **how)
-    times = times_record(plain.rounds[2:], fast.rounds[2:] or fast.rounds)
-    return {name: times[name] for name in ("T_h", "T_d", "T_o")}
+        found = times(cold, DraftModel(warm))
+    if isinstance(real, DraftModel | FeatureDrafter):
+        layers = real.decoder.config.layers if isinstance(real, DraftModel) else 1
+        thin = DraftModel(Silent(vocab, rows, layers=layers, **kind))
+        found["T_d"] = times(warm, DraftModel(warm))["T_d"]
+        found["T_d"] += max(0.0, times(cold, thin)["T_d"] - times(warm, thin)["T_d"])
+    return {name: found[name] for name in ("T_h", "T_d", "T_o")}
 
 
 def predicted(

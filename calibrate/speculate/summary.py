@@ -108,7 +108,7 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
             "per_position": a.tolist(),
             "per_position_low": _known(low),
             "per_position_high": _known(high),
-            "conditional": [x / y if y else None for x, y in zip(a, before, strict=True)],
+            "conditional": [float(x / y) if y else None for x, y in zip(a, before, strict=True)],
             "histogram": np.bincount(found.accepted[some], minlength=k + 1).tolist(),
             "hit_rate": float(some.mean()),
             "alpha": float(found.overlap[tried].mean()) if reached and known else None,
