@@ -26,7 +26,8 @@ from calibrate.speculate.drafters import (  # noqa: E402
     SelfLayers,
     SparseCache,
 )
-from calibrate.speculate.heads import FeatureDrafter, FeatureHead  # noqa: E402
+from calibrate.speculate.head_drafters import FeatureDrafter  # noqa: E402
+from calibrate.speculate.heads import FeatureHead  # noqa: E402
 from calibrate.speculate.lookahead import Lookahead  # noqa: E402
 from calibrate.speculate.loop import speculate  # noqa: E402
 from calibrate.speculate.trees import Tree  # noqa: E402

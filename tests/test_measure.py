@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from specmodel.errors import CheckpointError
 torch = pytest.importorskip("torch", reason="decoding needs torch")
 pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 
+from calibrate import device_rounds  # noqa: E402
 from calibrate.engine.checkpoints import save  # noqa: E402
 from calibrate.engine.config import DecoderConfig  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
@@ -124,6 +126,33 @@ def test_acceptance_can_be_imposed(
         assert point["context"] == 60
     assert main([part for part in run if part not in ("--accept", "1,0")]) == 2
     assert "has no weights: impose acceptance" in capsys.readouterr().err
+
+
+def test_rounds_of_a_device_into_a_folder(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    for name, value in {
+        "TINY": str(folder / "target" / "config.json"),
+        "TINY_DRAFTS": (str(folder / "draft" / "config.json"), "eagle", "nothing"),
+        "BATCHES": (1, 2),
+        "KS": (2,),
+    }.items():
+        monkeypatch.setattr(device_rounds, name, value)
+    how = ["--device", "cpu", "--dtype", "float32", "--profile", profile, "--out", str(tmp_path)]
+    assert device_rounds.main(how) == 0
+    with (tmp_path / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4  # a context of 256 leaves no room, a third draft is not there
+    assert {(row["draft"][-5:], row["batch"]) for row in rows} == {
+        *(("eagle", "1"), ("eagle", "2"), (".json", "1"), (".json", "2"))
+    }
+    for row in rows:
+        assert float(row["T_v"]) > 0
+        assert float(row["S_model"]) > 0
+    record = json.loads((tmp_path / "rounds.json").read_text())
+    assert record["points"][0]["predicted"]["S"] == float(rows[0]["S_model"])
+    monkeypatch.setattr(device_rounds, "TINY_DRAFTS", ("nothing",))
+    assert device_rounds.main(how) == 1
 
 
 def test_experts_and_latent_attention_can_be_timed(

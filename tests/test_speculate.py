@@ -29,12 +29,8 @@ from calibrate.speculate.drafters import (  # noqa: E402
     SparseCache,
     check_pair,
 )
-from calibrate.speculate.heads import (  # noqa: E402
-    FeatureDrafter,
-    FeatureHead,
-    Medusa,
-    MedusaHeads,
-)
+from calibrate.speculate.head_drafters import FeatureDrafter, Medusa  # noqa: E402
+from calibrate.speculate.heads import FeatureHead, MedusaHeads  # noqa: E402
 from calibrate.speculate.lookahead import Lookahead  # noqa: E402
 from calibrate.speculate.loop import speculate  # noqa: E402
 from calibrate.speculate.text import Text, stop_strings  # noqa: E402

@@ -131,6 +131,20 @@ def prefill(
     return decoder.logits(last)
 
 
+def fill(lengths: Tensor, cache: Cache, features: Tensor | None = None) -> None:
+    """Commit noise in place of prompts, `lengths` (batch,) tokens: for timing alone.
+
+    What stands in the cache of a model with random weights means nothing either way, and a long
+    prompt of every sequence takes a while.
+    """
+    cache.keys.normal_()
+    if cache.latent is None:
+        cache.values.normal_()
+    if features is not None:
+        features.normal_()
+    cache.advance(lengths)
+
+
 def choose(logits: Tensor, temperature: float, generator: Any = None) -> Tensor:
     """Return a token (batch,) for each row of logits (batch, vocab).
 

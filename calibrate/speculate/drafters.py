@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
-from calibrate.engine.generate import prefill
+from calibrate.engine.generate import fill, prefill
 from calibrate.engine.graphs import capture
 from calibrate.speculate.proposals import Drafter, Proposal, Uniform, draft, only_chains
 from calibrate.speculate.text import Text
@@ -113,6 +113,9 @@ class DraftModel(Passes):
     def start(self, text: Text, cache: Cache) -> None:
         """Read the prompts."""
         self.text, self.cache = text, self.decoder.cache(len(text.tokens), cache.capacity)
+        if text.filled:
+            fill(text.lengths - 1, self.cache)
+            return
         lengths = text.lengths.tolist()
         tokens = self._known(text.tokens)
         prefill(

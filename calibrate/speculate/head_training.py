@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from calibrate.engine.decoder import Decoder
 from calibrate.speculate.drafters import NGram
-from calibrate.speculate.heads import FeatureDrafter, FeatureHead, Medusa, MedusaHeads
+from calibrate.speculate.head_drafters import FeatureDrafter, Medusa
+from calibrate.speculate.heads import FeatureHead, MedusaHeads
 from calibrate.speculate.keeping import cache_folder, digest, kept
 from calibrate.speculate.loop import speculate
 from calibrate.speculate.proposals import Drafter

@@ -50,7 +50,8 @@ class Settings:
     ----------
     target : str or None
         Folder of config.json and safetensors, or GGUF file; with `accept` also a model's name or
-        its config.json, run with random weights; None: the project's own pair, trained once.
+        its config.json, run with random weights over caches of noise; None: the project's own
+        pair, trained once.
     draft : str or None
         Another one (None: the pair's); or ``ngram``, ``lookahead``, ``eagle``, ``mtp``,
         ``medusa`` (a head trained for the target), ``exit:N`` (the target's first N layers),
@@ -110,6 +111,8 @@ class Chosen:
     price : callable
         Given the measured share of rounds with drafts, the drafter for the prediction.
     prompts : list of list of int
+    filled : bool
+        Whether they are noise, so that caches need not be read into.
     stop : Stop or None
     training : dict or None
         How what was trained here came to be.
@@ -121,8 +124,13 @@ class Chosen:
     shape: Architecture
     price: Callable[[float], model.Drafter]
     prompts: list[list[int]]
+    filled: bool
     stop: Stop | None
     training: dict[str, Any] | None
+
+    def with_prompts(self, settings: Settings) -> Chosen:
+        """Return the same with the prompts of noise of other settings."""
+        return replace(self, prompts=_random_prompts(settings, self.target))
 
 
 class Bytes:
@@ -211,6 +219,7 @@ class _Loading:
             shape=self.shape,
             price=price,
             prompts=prompts,
+            filled=self.tokenizer is None and self.settings.prompts is None,
             stop=self._stop(),
             training=self.training,
         )

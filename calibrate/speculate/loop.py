@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrate.clock import Clock
 from calibrate.engine.cache import Cache
 from calibrate.engine.decoder import Decoder
-from calibrate.engine.generate import check_prompts, prefill
+from calibrate.engine.generate import check_prompts, fill, prefill
 from calibrate.engine.graphs import Graphs, capture
 from calibrate.speculate.proposals import Drafter, Layout, Proposal, Uniform
 from calibrate.speculate.text import Stop, Text
@@ -84,6 +84,7 @@ def speculate(
     seed: int = 0,
     eos: Sequence[int] | None = None,
     stop: Stop | None = None,
+    filled: bool = False,
 ) -> Outcome:
     """Continue prompts by speculative decoding; the law of the text is the target's [1]_.
 
@@ -104,6 +105,8 @@ def speculate(
         Tokens that end a text, by default the target's; none to go on to `max_new_tokens`.
     stop : callable, optional
         Given the new tokens of a text, how many of them it ends after, or None (`stop_strings`).
+    filled : bool
+        Fill caches with noise instead of reading the prompts: to time models of random weights.
 
     Raises
     ------
@@ -133,11 +136,17 @@ def speculate(
         prompts,
         capacity,
         vocab=target.config.vocab,
+        filled=filled,
         hidden=target.config.hidden if drafter is not None and drafter.reads_features else 0,
         dtype=target.dtype,
         device=target.device,
     )
-    logits = prefill(target, prompts, cache, text.features if text.features.shape[2] else None)
+    features = text.features if text.features.shape[2] else None
+    if filled:
+        fill(text.lengths, cache, features)
+        logits = target.logits(torch.zeros(len(prompts), target.config.hidden).to(target.norm))
+    else:
+        logits = prefill(target, prompts, cache, features)
     prompt_lengths = text.lengths.clone()
     ends = torch.tensor(
         target.config.eos if eos is None else list(eos), dtype=torch.int64, device=target.device

@@ -30,10 +30,10 @@ from calibrate.speculate.text import Stop
 from calibrate.speculate.trees import Tree
 from specmodel.dtypes import canonical_dtype
 from specmodel.errors import DomainError
-from specmodel.hardware import read_device
+from specmodel.hardware import Device, read_device
 from specmodel.law import Transform
 
-_TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -48,17 +48,15 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.device.startswith("cpu"):
         torch.set_num_threads(1)  # timed by the thread's own time, as calibration does
     dtype = canonical_dtype(settings.dtype or default_dtypes(torch.device(settings.device))[0])
-    if dtype not in _TORCH:
-        raise DomainError(f"dtype must be one of {', '.join(_TORCH)}; got {settings.dtype!r}")
+    if dtype not in TORCH:
+        raise DomainError(f"dtype must be one of {', '.join(TORCH)}; got {settings.dtype!r}")
     given = None if settings.profile is None else read_device(Path(settings.profile))
-    chosen = choose(settings, dtype, _TORCH[dtype])
+    chosen = choose(settings, dtype, TORCH[dtype])
     device = calibrated(settings.device, dtype) if given is None else given
-    points = []
-    for transform, batch, tree in product(settings.transforms, settings.batches, settings.trees):
-        point = _decode(settings, chosen, batch, tree, transform)
-        loop = loop_times(chosen, chosen.prompts[:batch], tree, transform)
-        point["predicted"] = predicted(device, chosen, point, tree, loop)
-        points.append({"temperature": transform.temperature, **point})
+    points = [
+        measure_point(settings, chosen, device, batch, tree, transform)
+        for transform, batch, tree in product(settings.transforms, settings.batches, settings.trees)
+    ]
     return {
         "target": settings.target or chosen.name,
         "draft": settings.draft or "own draft",
@@ -78,6 +76,21 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
+def measure_point(
+    settings: Settings,
+    chosen: Chosen,
+    device: Device,
+    batch: int,
+    tree: Tree,
+    transform: Transform,
+) -> dict[str, Any]:
+    """Return one point of the record: measured, and under ``predicted`` what `device` says."""
+    point = _decode(settings, chosen, batch, tree, transform)
+    loop = loop_times(chosen, chosen.prompts[:batch], tree, transform)
+    point["predicted"] = predicted(device, chosen, point, tree, loop)
+    return {"temperature": transform.temperature, **point}
+
+
 def _decode(
     settings: Settings, chosen: Chosen, batch: int, tree: Tree, transform: Transform
 ) -> dict[str, Any]:
@@ -94,6 +107,7 @@ def _decode(
             transform=transform,
             seed=settings.seed + seed,
             eos=(),
+            filled=chosen.filled,
         )
         return found
 

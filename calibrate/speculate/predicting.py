@@ -20,7 +20,8 @@ from calibrate.run import Settings as CalibrationSettings
 from calibrate.run import measure as calibrate
 from calibrate.run import refuse_noise
 from calibrate.speculate.drafters import DraftModel, Forced, NGram
-from calibrate.speculate.heads import FeatureDrafter, Medusa, MedusaHeads
+from calibrate.speculate.head_drafters import FeatureDrafter, Medusa
+from calibrate.speculate.heads import MedusaHeads
 from calibrate.speculate.inputs import Chosen
 from calibrate.speculate.lookahead import Lookahead
 from calibrate.speculate.loop import speculate

@@ -55,6 +55,8 @@ class Text:
         Size of the vocabulary.
     hidden : int
         Width of the target's features, where a drafter reads them; 0: none are kept.
+    filled : bool
+        Whether caches hold noise in place of the prompts (`calibrate.engine.generate.fill`).
     dtype, device : as torch takes them
 
     Attributes
@@ -73,10 +75,11 @@ class Text:
         *,
         vocab: int,
         hidden: int = 0,
+        filled: bool = False,
         dtype: Any = torch.float32,
         device: Any = "cpu",
     ) -> None:
-        self.vocab = vocab
+        self.vocab, self.filled = vocab, filled
         self.tokens = torch.zeros(len(prompts), capacity, dtype=torch.int64, device=device)
         for row, prompt in zip(self.tokens, prompts, strict=True):
             row[: len(prompt)] = torch.as_tensor(prompt, device=device)
