@@ -13,7 +13,7 @@ import pytest
 import samples
 
 from specmodel.cli.main import main
-from specmodel.errors import CheckpointError
+from specmodel.errors import CheckpointError, DomainError
 
 torch = pytest.importorskip("torch", reason="decoding needs torch")
 pytest.importorskip("safetensors", reason="checkpoints need safetensors")
@@ -338,6 +338,29 @@ def test_what_follows_an_end_token_does_not_count() -> None:
     found = Drafted.of([(rounds, [4, 2]), (rounds, [5, 9])])
     assert found.request.tolist() == [0, 1, 2, 3, 2, 3, 3]
     assert found.accepted.tolist() == [2, 0, 2, 0, 2, 0, 0]
+
+
+def test_no_round_at_all_is_refused() -> None:
+    with pytest.raises(DomainError, match="ended with its first token"):
+        acceptance_record(Drafted.of([([turn([True], [2], [1])], [1])]))
+
+
+def test_one_request_has_no_interval() -> None:
+    found = acceptance_record(Drafted.of([([turn([True], [2], [1])] * 3, [99])]))
+    assert found["G_low"] is found["G_high"] is None
+    assert found["acceptance"]["per_position_low"] == [None, None]
+
+
+def test_one_alpha_is_not_the_positions() -> None:
+    """Of two requests, one of which always accepts and the other never."""
+    rounds = [turn([True, True], [2, 2], [2, 0]) for _ in range(6)]
+    found = acceptance_record(Drafted.of([(rounds, [99, 99])]))
+    alpha = 2 / 3  # tried: 2 and 1 a round; accepted 2 of 3
+    assert found["G"] == 2
+    assert found["G_iid"] == pytest.approx(1 + alpha + alpha**2)
+    assert found["G_iid_by_request"] == pytest.approx(2)
+    assert found["entropy"] == [2, 2, 2]
+    assert found["surprisal"] == [1, 1, 1]
 
 
 def test_no_draft_at_all_is_no_rate() -> None:

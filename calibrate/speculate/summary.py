@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmodel.acceptance import expected_tokens
+from specmodel.errors import DomainError
 
 _RESAMPLES = 1000
 _QUANTILES = (0.05, 0.95)
@@ -69,6 +70,8 @@ class Drafted:
 def acceptance_record(found: Drafted) -> dict[str, Any]:
     """Return acceptance by position, G, and alpha, with 90% intervals over requests.
 
+    Intervals are null where there is one request.
+
     Rates are of rounds that drafted anything, whose share is ``hit_rate``, so that
     G = 1 + hit_rate * sum of a_j exactly.
 
@@ -82,7 +85,14 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         ``G_iid``, what one alpha for all drafts would give, and ``G_iid_by_request`` with each
         request's own: what is missing to G is the positions'; ``entropy`` and ``surprisal`` of
         committed tokens by their place in the round under the target's own law [bit].
+
+    Raises
+    ------
+    DomainError
+        When there is no round.
     """
+    if not found.request.size:
+        raise DomainError("every text ended with its first token: there is no round to count")
     k = found.overlap.shape[1]
     positions = np.arange(1, k + 1)
     tried = positions <= np.minimum(found.accepted + 1, found.drafted)[:, None]
@@ -118,8 +128,8 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         "entropy": _mean_by_place(found.entropy),
         "surprisal": _mean_by_place(found.surprisal),
         "G": tokens(every),
-        "G_low": float(G_low),
-        "G_high": float(G_high),
+        "G_low": _known(G_low[None])[0],
+        "G_high": _known(G_high[None])[0],
         "committed_per_round": float(found.committed.mean()),
         "requests": int(np.unique(found.request).size),
         "sequence_rounds": int(found.request.size),
@@ -171,6 +181,9 @@ def _quantiles(
     request: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], Any]
 ) -> tuple[Floats, Floats]:
     order = np.argsort(request, kind="stable")
+    if request[order[0]] == request[order[-1]]:
+        unknown = np.full_like(np.asarray(statistic(order), dtype=np.float64), np.nan)
+        return unknown, unknown
     groups = np.split(order, np.flatnonzero(np.diff(request[order])) + 1)
     random = np.random.default_rng(0)
     drawn = [
