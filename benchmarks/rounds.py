@@ -18,14 +18,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from calibrate.profile import fit_and_write
-from calibrate.run import Settings as Calibration
-from calibrate.run import measure
 from calibrate.speculate.inputs import Settings
 from calibrate.speculate.measuring import run
+from calibrate.speculate.predicting import calibrated
 from calibrate.speculate.trees import Tree
+from specmodel.hardware import write_device
 
-DRAFTERS = (None, "eagle", "mtp", "medusa", "ngram", "exit:1", "sparse:4,60")
+DRAFTERS = ("own", "eagle", "mtp", "medusa", "ngram", "exit:1", "sparse:4-60")
 BATCHES, KS, NEW = (1, 4, 16), range(1, 9), 32
 TERMS = ("S", "T_p", "T_v", "T_d")
 
@@ -34,15 +33,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("profile", nargs="?")
     parser.add_argument("-o", "--output")
+    parser.add_argument("--drafters", default=",".join(DRAFTERS), help="'own' is the draft model")
     options = parser.parse_args()
-    profile = options.profile or calibrated()
+    profile = options.profile
+    if profile is None:
+        profile = str(Path(tempfile.mkdtemp(), "cpu.yaml"))
+        write_device(calibrated("cpu", "bfloat16", 120.0), profile)
     table = Table("drafter", "B", "best k: measured", "predicted", *(f"{x} error" for x in TERMS))
     errors: dict[tuple[int, str], list[float]] = {}
     kept = []
-    for draft in DRAFTERS:
+    for draft in options.drafters.split(","):
         for batch in BATCHES:
             settings = Settings(
-                draft=draft,
+                draft=None if draft == "own" else draft.replace("-", ","),
                 dtype="bfloat16",
                 trees=tuple(map(Tree.chain, KS)),
                 batches=(batch,),
@@ -60,7 +63,7 @@ def main() -> None:
                 median, bias = statistics.median(map(abs, off)), statistics.median(off)
                 cells.append(f"{median:.1%} ({bias:+.1%})")
             best = [best_k(points), best_k([p["predicted"] | {"k": p["k"]} for p in points])]
-            table.add_row(draft or "draft model", str(batch), *map(str, best), *cells)
+            table.add_row(draft, str(batch), *map(str, best), *cells)
             print(draft, batch, *best, *cells, flush=True)
     Console(width=130).print(table)
     for batch in BATCHES:
@@ -75,14 +78,6 @@ def main() -> None:
 def best_k(points: list[dict[str, float]]) -> str:
     best = max(points, key=lambda point: point["S"])
     return f"{best['k']} ({best['S']:.2f})" if best["S"] > 1 else f"off ({best['S']:.2f})"
-
-
-def calibrated() -> str:
-    folder = Path(tempfile.mkdtemp())
-    table = folder / "cpu.csv"
-    measure(Calibration(device="cpu", table=table, budget=120.0))
-    fit_and_write(table, folder / "cpu.yaml")
-    return str(folder / "cpu.yaml")
 
 
 if __name__ == "__main__":

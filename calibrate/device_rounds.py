@@ -19,9 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from calibrate.bench import TORCH
 from calibrate.environment import describe
 from calibrate.speculate.inputs import Chosen, Settings, choose
-from calibrate.speculate.measuring import TORCH, measure_point
+from calibrate.speculate.measuring import measure_point, memory_errors
 from calibrate.speculate.trees import Tree
 from specmodel.errors import SpecmodelError
 from specmodel.hardware import Device, read_device
@@ -66,6 +69,9 @@ def _points(given: argparse.Namespace, device: Device) -> Iterator[dict[str, Any
     target, drafts = (TARGET, DRAFTS) if on_gpu else (TINY, TINY_DRAFTS)
     contexts = CONTEXTS if on_gpu else (128, 256)
     loaded: dict[str, Chosen] = {}
+    kind, shared = TORCH[given.dtype], None
+    if not on_gpu:
+        torch.set_num_threads(1)  # as the profile was measured
     for k in KS:
         for batch in BATCHES:
             for context in contexts:
@@ -83,7 +89,9 @@ def _points(given: argparse.Namespace, device: Device) -> Iterator[dict[str, Any
                     )
                     try:
                         if draft not in loaded:
-                            loaded[draft] = choose(settings, given.dtype, TORCH[given.dtype])
+                            with memory_errors():
+                                loaded[draft] = choose(settings, given.dtype, kind, target=shared)
+                            shared = loaded[draft].target
                         chosen = loaded[draft].with_prompts(settings)
                         point = measure_point(settings, chosen, device, *_only(settings))
                     except SpecmodelError as error:  # no room for it, say

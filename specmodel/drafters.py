@@ -476,7 +476,8 @@ class DraftTree(Drafter):
     """Another drafter that drafts a static tree: several candidates for a position.
 
     k counts depths: verification takes a row for every node of the first k. What drafts token by
-    token runs a pass for each depth, over the nodes of the depth before.
+    token runs a pass for each depth, over the nodes of the depth before. Where and how it runs is
+    the other drafter's.
 
     Parameters
     ----------
@@ -499,8 +500,13 @@ class DraftTree(Drafter):
     widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        for name in ("host_time", "tp", "device", "link", "overlapped"):
+            object.__setattr__(self, name, getattr(self.drafter, name))
         Drafter.__post_init__(self)
         whole_array(self.widths, "nodes of a depth", low=1)
+        most = self.drafter.max_k
+        if most is not None and len(self.widths) > most:
+            raise DomainError(f"a {self.drafter.kind} drafter has {most} positions at most")
 
     @property
     def hit_rate(self) -> float:
@@ -523,9 +529,8 @@ class DraftTree(Drafter):
         once = self.drafter.passes(target, n)
         if not once or isinstance(self.drafter, Medusa | Parallel | BlockDiffusion):
             return once
-        found = list(self.drafter.passes(target, np.minimum(n, 1)))
-        if len(found) > 1:
-            found.pop()  # of depths below the first
+        first = (n > 0).astype(np.float64)
+        found = [once[0] if len(once) > 1 else replace(once[0], count=first)]
         for depth, width in enumerate(self.widths[:-1], start=1):
             rows, count = np.full_like(n, width), (n > depth).astype(np.float64)
             found.append(replace(once[-1], count=count, W=rows, head_rows=rows))

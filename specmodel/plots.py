@@ -272,6 +272,21 @@ def _prediction_map(axes: Axes, result: Prediction) -> None:
     axes.set_title("best k and its speedup over batch and context; hatched: does not fit")
 
 
+def check_file(file: str | os.PathLike[str]) -> None:
+    """Refuse a file that no figure can be written to.
+
+    Raises
+    ------
+    DomainError
+        When the ending is unknown or the folder is not there.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise DomainError(f"cannot write {path}: a figure ends in {', '.join(_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise DomainError(f"cannot write {path}: no folder {path.parent}")
+
+
 def save(figure: Figure, file: str | os.PathLike[str]) -> None:
     """Write a figure; the ending says the format.
 
@@ -280,10 +295,7 @@ def save(figure: Figure, file: str | os.PathLike[str]) -> None:
     DomainError
         When the ending is unknown or the file cannot be written.
     """
-    if Path(file).suffix.lower() not in _SUFFIXES:
-        raise DomainError(
-            f"cannot write {os.fspath(file)}: a figure ends in {', '.join(_SUFFIXES)}"
-        )
+    check_file(file)
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as error:
@@ -434,8 +446,8 @@ def residual_figure(fitted: TableFit) -> Figure:
 def measured_figure(record: Mapping[str, Any]) -> Figure:
     """Return a figure of what `measure` found: T_p, T_v, T_d and S over k, beside the prediction.
 
-    Markers are measured, lines predicted; a row of panels for each temperature, a colour for each
-    batch.
+    Filled markers are measured, crosses on lines predicted; a row of panels for each temperature,
+    a colour for each batch.
 
     Parameters
     ----------
@@ -459,7 +471,7 @@ def measured_figure(record: Mapping[str, Any]) -> Figure:
                 marker = _MARKERS[i % len(_MARKERS)]
                 axes.plot(k, measured, marker, label=f"B = {batch}, measured", **style)
                 line = [scale * point["predicted"][name] for point in own]
-                axes.plot(k, line, label=f"B = {batch}, predicted", **style)
+                axes.plot(k, line, "x-", markersize=5, label=f"B = {batch}, predicted", **style)
             if name == "S":
                 axes.axhline(1.0, color="0.5", linewidth=1)
             axes.margins(y=0.1)

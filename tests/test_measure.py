@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import samples
 
+import specmodel as sm
 from specmodel.cli.main import main
 from specmodel.errors import CheckpointError, DomainError
 
@@ -20,9 +21,9 @@ pytest.importorskip("safetensors", reason="checkpoints need safetensors")
 
 from calibrate import device_rounds  # noqa: E402
 from calibrate.engine.checkpoints import save  # noqa: E402
-from calibrate.engine.config import DecoderConfig  # noqa: E402
+from calibrate.engine.config import DecoderConfig, to_architecture  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
-from calibrate.speculate import head_training, inputs, pair  # noqa: E402
+from calibrate.speculate import head_training, inputs, padding, pair  # noqa: E402
 from calibrate.speculate.loop import Round  # noqa: E402
 from calibrate.speculate.padding import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
@@ -31,6 +32,7 @@ from calibrate.speculate.summary import (  # noqa: E402
     seconds_per_token,
     speedup,
     times_record,
+    widths_record,
 )
 
 
@@ -84,7 +86,8 @@ def test_measured_beside_predicted(
     given = str(folder / draft) if draft == "draft" else draft
     more = ("--draft", given, "--k", "1,3", "--batch", "1,2", "--requests", "4")
     assert main(arguments(folder, profile, *more, "--format", "json")) == 0
-    record = json.loads(capsys.readouterr().out)
+    record, device = json.loads(capsys.readouterr().out), sm.load_device(profile)
+    assert record["profile"] == device.label
     assert [(point["batch"], point["k"]) for point in record["points"]] == [
         *((1, 1), (1, 3), (2, 1), (2, 3)),
     ]
@@ -100,10 +103,21 @@ def test_measured_beside_predicted(
         spent = point["T_d"] + point["T_v"] + point["T_o"]
         plain = point["T_p"] + point["T_h"]
         assert point["S"] == pytest.approx(point["G"] * plain / spent, rel=1e-12)
+        assert sum(point["pass_widths"].values()) == pytest.approx(1)
         predicted = point["predicted"]
         assert predicted["G"] == pytest.approx(point["G"])
         assert {"T_p", "T_v", "T_d", "T_o", "T_h", "S"} <= set(predicted)
-        assert predicted["T_d"] > 0 or draft == "ngram"
+        assert predicted["T_d"] > 0
+        T = {name: predicted[name] for name in ("T_p", "T_h", "T_d", "T_v", "T_o")}
+        spent = T["T_d"] + T["T_v"] + T["T_o"]
+        assert predicted["S"] == pytest.approx(predicted["G"] * (T["T_p"] + T["T_h"]) / spent)
+        width = sum(share * (1 + int(n)) for n, share in point["pass_widths"].items())
+        shape = to_architecture(config(), name="x", dtype="float32")
+        how = {"B": point["batch"], "L": point["context"]}
+        assert T["T_p"] == pytest.approx(sm.pass_time(device, shape, W=1, **how).T)
+        if draft != "ngram":
+            assert width == 1 + k
+            assert T["T_v"] == pytest.approx(sm.pass_time(device, shape, W=width, **how).T)
 
 
 @pytest.mark.parametrize("draft", ["draft", "exit:1", "sparse:1,4", "eagle", "mtp", "medusa"])
@@ -206,6 +220,34 @@ def test_trees_transforms_and_stops(
     assert "stop strings need one" in capsys.readouterr().err
 
 
+def test_a_head_is_priced_and_padded_as_what_it_is() -> None:
+    small = Decoder(config()).randomise(3)
+    wide = padded(small, hidden=112, intermediate=200)
+    tokens = torch.randint(0, 50, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        narrow, broad = (one(tokens, features=True)[1] for one in (small, wide))
+        for kind in head_training.HEADS:
+            head = head_training.build(kind, small, seed=2)
+            if kind == "medusa":
+                for weight in head.parameters():
+                    weight.normal_(0, 0.1)
+                one = head(narrow.flatten(0, 1), 3)
+                two = padding.padded_head(head, small, wide)(broad.flatten(0, 1), 3)
+            else:
+                found = [
+                    module.logits(
+                        module(torch.nn.functional.embedding(tokens, target.embedding), features),
+                        target,
+                    )
+                    for module, target, features in (
+                        (head, small, narrow),
+                        (padding.padded_head(head, small, wide), wide, broad),
+                    )
+                ]
+                one, two = found
+            torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-3)
+
+
 def test_the_record_feeds_predict(
     folder: Path, profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +269,15 @@ def test_the_record_feeds_predict(
         assert main([*model, *more, "--acceptance", str(file), "--format", "json"]) == 0
         half = json.loads(capsys.readouterr().out)["points"][0]["G"]
         assert half == pytest.approx(1 + sum(point["acceptance"]["per_position"][:3]) / 2)
+    other["imposed_acceptance"] = [0.5]
+    file.write_text(json.dumps(other))
+    assert main([*model, "--acceptance", str(file)]) == 2
+    assert "imposed, not measured" in capsys.readouterr().err
+    other["imposed_acceptance"] = None
+    other["points"] = [{**other["points"][0], "tree": [-1, -1]}]
+    file.write_text(json.dumps(other))
+    assert main([*model, "--acceptance", str(file)]) == 2
+    assert "of trees" in capsys.readouterr().err
     file.write_text('{"points": []}')
     assert main([*model, "--acceptance", str(file)]) == 2
     assert "not what `specmodel measure" in capsys.readouterr().err
@@ -238,7 +289,8 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
     more = ("--draft", "ngram", "--temperature", "0,0.5", "--requests", "2")
     assert main(arguments(folder, profile, *more)) == 0
     text = capsys.readouterr().out
-    assert text.count("measured") == text.count("predicted") == 2
+    assert text.count("measured") == 2
+    assert text.count("predicted") == 3  # and by what
     assert "accepted by position" in text
 
 
@@ -269,8 +321,15 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "ngram", "--seed", "9" * 20), "seed must be"),
         (("--draft", "ngram", "--k", "5000"), "k must be"),
         (("--draft", "ngram", "--tree", "2"), "chains, no trees"),
-        (("--draft", "exit:1", "--tree", "0"), "children of a node of the tree must be >= 1"),
-        (("--draft", "exit:1", "--tree", "9,9,9,9,9"), "leaves of the tree must be"),
+        (("--draft", "exit:1", "--tree", "0"), "children of a node of the tree must be in [1, 1000]"),
+        (("--draft", "exit:1", "--tree", "9,9,9,9,9"), "a tree has at most 1,000 drafts"),
+        (("--draft", "exit:1", "--tree", "2,,1"), "tree must be a whole number"),
+        (("--draft", "exit:1", "--tree", "2", "--k", "3"), "--k is given as well"),
+        (("--draft", "exit:1", "--tree", "4294967296,4294967296"), "children of a node"),
+        (("--draft", "ngram", "--requests", "-5"), "requests must be >= 1"),
+        (("--draft", "ngram", "--plot", "nowhere/x.png"), "no folder nowhere"),
+        (("--draft", "ngram", "--plot", "x.xyz"), "a figure ends in"),
+        (("--draft", "ngram", "--stop", ""), "stop strings need one"),
         (("--draft", "ngram", "--accept", "0.5"), "cannot be imposed on ngram"),
         (("--draft", "exit:1", "--accept", "2"), "rates must be"),
         (("--draft", "eagle"), "a head cannot be trained for it"),
@@ -338,6 +397,16 @@ def test_what_follows_an_end_token_does_not_count() -> None:
     found = Drafted.of([(rounds, [4, 2]), (rounds, [5, 9])])
     assert found.request.tolist() == [0, 1, 2, 3, 2, 3, 3]
     assert found.accepted.tolist() == [2, 0, 2, 0, 2, 0, 0]
+    assert found.committed.tolist() == [3, 1, 3, 1, 1, 1, 1]
+    assert np.isnan(found.entropy).sum(1).tolist() == [0, 2, 0, 0, 2, 0, 0]
+
+
+def test_times_of_passes_of_two_widths() -> None:
+    """The mean of each width's median: three rounds of 1.0 and one of 5.0."""
+    narrow = [turn([True], [0], [0], T_v=v) for v in (1.0, 0.9, 1.1)]
+    rounds = [*narrow, turn([True], [2], [1], T_v=5.0)]
+    assert times_record(narrow, rounds)["T_v"] == pytest.approx((3 * 1.0 + 5.0) / 4)
+    assert widths_record(rounds) == {0: 0.75, 2: 0.25}
 
 
 def test_no_round_at_all_is_refused() -> None:

@@ -307,3 +307,39 @@ def test_context_from_which_it_always_or_never_holds() -> None:
     assert context_from_which(lambda _: never, longest=100) == np.inf
     # held before, and again for good
     assert context_from_which(lambda c: (c < 3) | (c > 50), longest=100, rounds=4) > 50
+
+
+def test_a_tree_of_one_node_a_depth_is_a_chain(h100: sm.Device) -> None:
+    from specmodel.drafters import DraftTree
+
+    target = sm.load_model("deepseek-v3")
+    llama = sm.load_model("llama-3.1-8b")
+    small = sm.DraftModel(sm.load_model("llama-3.2-1b"), host_time=1e-4)
+    for model, drafter in (
+        (llama, small),
+        (llama, sm.Eagle3()),
+        (llama, sm.Medusa()),
+        (llama, sm.SelfSpeculative()),
+        (llama, sm.SparseKV()),
+        (target, sm.MTP()),
+    ):
+        tree = DraftTree(drafter=drafter, widths=(1,) * 5)
+        one, two = (
+            round_time(h100, model, d, B=[[1], [32]], k=[0, 1, 3, 5], L=2048)
+            for d in (drafter, tree)
+        )
+        np.testing.assert_allclose(one.T_d, two.T_d, rtol=1e-12)
+        np.testing.assert_allclose(one.T_v, two.T_v, rtol=1e-12)
+
+
+def test_a_tree_runs_a_pass_for_each_depth(llama: sm.Architecture) -> None:
+    from specmodel.drafters import DraftTree
+
+    tree = DraftTree(drafter=sm.Eagle(), widths=(3, 6, 6))
+    found = tree.passes(llama, np.array([0, 1, 2, 3]))
+    counts = [np.broadcast_to(one.count, (4,)).tolist() for one in found]
+    assert counts == [[0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
+    assert [np.broadcast_to(one.W, (4,))[-1] for one in found] == [4, 3, 6]
+    assert tree.rows([0, 1, 2, 3]).tolist() == [1, 4, 10, 16]
+    with pytest.raises(sm.DomainError, match="at most"):
+        DraftTree(drafter=tree, widths=(1,) * 4)

@@ -42,9 +42,9 @@ class Tokenizer:
     pieces: tuple[str | None, ...]
     eos: tuple[int, ...]
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with those that the tokenizer puts around it."""
-        return list(self.model.encode(text).ids)
+    def encode(self, text: str, *, around: bool = True) -> list[int]:
+        """Return the tokens of a text, with those that the tokenizer puts around it or without."""
+        return list(self.model.encode(text, add_special_tokens=around).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones left out."""

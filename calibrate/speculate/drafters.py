@@ -1,7 +1,7 @@
 """Drafters that run: what proposes the tokens that the target verifies.
 
-All but the n-gram draft a chain with passes of their own, one after another, and differ in whose
-layers and whose cache those passes take.
+All but the n-gram draft with passes of their own, one for each depth, and differ in whose layers
+and whose cache those passes take.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class Passes:
     def rows(self, tree: Tree) -> int:
         """Return the number of nodes."""
         return len(tree.parents)
+
+    def end(self) -> None:
+        """Let go of the batch's memory."""
+        for name in ("text", "cache"):
+            vars(self).pop(name, None)
 
     def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Do nothing: no more is kept than `text` and the target's cache."""
@@ -261,6 +266,11 @@ class SparseCache(Passes):
             self.seen(transform),
         )
 
+    def end(self) -> None:
+        """Let go of the batch's memory, the part's too."""
+        super().end()
+        self.part = None
+
     def _part(self, nodes: int) -> Cache:
         """Return a cache of the kept slots, with room for root and nodes."""
         kept = min(self.sink + self.window, self.cache.capacity)
@@ -301,7 +311,7 @@ class NGram:
 
     def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return up to k drafts for each sequence."""
-        k = only_chains(tree, "prompt lookup")
+        k = self.rows(tree)
         tokens, lengths = self.text.tokens, self.text.lengths
         start = torch.zeros_like(lengths)  # of what followed; 0: nothing found
         for n in range(self.longest, self.shortest - 1, -1):
@@ -319,15 +329,18 @@ class NGram:
         return Proposal(drafts, lengths=torch.where(start > 0, (lengths - start).clamp(max=k), 0))
 
     def rows(self, tree: Tree) -> int:
-        """Return the number of nodes."""
-        return len(tree.parents)
+        """Return the drafts of a chain."""
+        return only_chains(tree, "prompt lookup")
+
+    def end(self) -> None:
+        """Do nothing: it holds a text."""
 
     def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Do nothing: the text is all it reads."""
 
 
 class Forced:
-    """Another drafter whose acceptance is imposed: every pass is real, every verdict is drawn.
+    """Another drafter whose acceptance is imposed: passes and verification run, verdicts are drawn.
 
     For timing models whose weights are random. What comes out does not follow the target.
 
@@ -369,6 +382,10 @@ class Forced:
     def rows(self, tree: Tree) -> int:
         """Return the other drafter's."""
         return self.drafter.rows(tree)
+
+    def end(self) -> None:
+        """Let go of the other drafter's memory."""
+        self.drafter.end()
 
     def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Forget what was rejected."""

@@ -103,8 +103,8 @@ class Medusa(Passes):
     def __init__(self, heads: MedusaHeads) -> None:
         self.heads = heads
 
-    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
-        """Return drafts for each sequence, by one pass of the heads.
+    def rows(self, tree: Tree) -> int:
+        """Return the number of nodes.
 
         Raises
         ------
@@ -113,6 +113,10 @@ class Medusa(Passes):
         """
         if tree.k > self.heads.count:
             raise DomainError(f"{self.heads.count} Medusa heads do not draft {tree.k} positions")
+        return super().rows(tree)
+
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
+        """Return drafts for each sequence, by one pass of the heads."""
         feature = self.text.features_at(self.text.lengths[:, None] - 2)[:, 0]
         logits = self.heads(feature, tree.k)
 

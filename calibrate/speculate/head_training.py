@@ -79,7 +79,8 @@ def load_head(
         When the cache holds something else under its name.
     """
     tokens = torch.tensor(text, dtype=torch.int64)
-    sources = (__file__, str(sys.modules[FeatureHead.__module__].__file__))
+    modules = (FeatureHead.__module__, Decoder.__module__)
+    sources = (__file__, *(str(sys.modules[name].__file__) for name in modules))
     parts = [Path(source).read_bytes() for source in sources]
     parts += [tokens.numpy().tobytes(), f"{target.config} {seed}".encode()]
     parts += [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,8 +37,10 @@ from specmodel.architectures import Architecture, load_model, mtp_head
 from specmodel.errors import DomainError, SpecmodelError
 from specmodel.law import Transform
 
-_SOURCES = ("textwrap", "heapq", "bisect", "fractions", "queue", "shlex", "string", "calendar")
 _MOST_TEXT = 4_000_000  # characters that a head is trained on
+_LINES = 64  # of it that are made tokens at a time
+_BYTES_A_TOKEN = 6  # at most, of source text
+_MOST_NOISE = 100_000_000  # tokens of random prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +137,8 @@ class Chosen:
 class Bytes:
     """The tokenizer of the own pair."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the bytes of a text."""
+    def encode(self, text: str, *, around: bool = True) -> list[int]:
+        """Return the bytes of a text; nothing is put around it."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -145,7 +146,7 @@ class Bytes:
         return bytes(tokens).decode(errors="replace")
 
 
-def choose(settings: Settings, dtype: str, kind: Any) -> Chosen:
+def choose(settings: Settings, dtype: str, kind: Any, *, target: Any = None) -> Chosen:
     """Load, train or draw what settings name.
 
     Parameters
@@ -154,6 +155,8 @@ def choose(settings: Settings, dtype: str, kind: Any) -> Chosen:
     dtype : str
         As specmodel spells it.
     kind : torch.dtype
+    target : Decoder, optional
+        Of random weights, drawn before for the same settings.
 
     Raises
     ------
@@ -161,7 +164,9 @@ def choose(settings: Settings, dtype: str, kind: Any) -> Chosen:
         When a checkpoint, a prompt or a drafter cannot be used.
     """
     where = {"dtype": kind, "device": settings.device}
-    found = _Loading(settings, dtype, where).load()
+    found = _Loading(settings, dtype, where, target=target).load()
+    for tree in settings.trees:
+        found.drafter.rows(tree)  # refuses what it cannot draft
     if settings.accept:
         found = replace(found, drafter=Forced(found.drafter, settings.accept))
     return found
@@ -262,10 +267,12 @@ class _Loading:
 
     def _drawn(self, text: str) -> tuple[Decoder, Architecture]:
         """Return a model with random weights, and its record."""
-        model = load_model(text)
-        config = from_architecture(model)
-        decoder = Decoder(config, **self.where).randomise(self.settings.seed)
-        return decoder, to_architecture(config, name=model.name, dtype=self.dtype)
+        record = load_model(text)
+        config = from_architecture(record)
+        decoder = self.target
+        if decoder is None or decoder.config != config:
+            decoder = Decoder(config, **self.where).randomise(self.settings.seed)
+        return decoder, to_architecture(config, name=record.name, dtype=self.dtype)
 
     def _source(self) -> list[int]:
         """Return the standard library's source as the target's tokens."""
@@ -273,8 +280,9 @@ class _Loading:
             raise DomainError(
                 f"{self.settings.target} has no tokenizer: a head cannot be trained for it"
             )
-        text = corpus().decode(errors="replace")[:_MOST_TEXT]
-        return [token for line in text.split("\n\n") for token in self.tokenizer.encode(line)]
+        lines = corpus().decode(errors="replace")[:_MOST_TEXT].splitlines(keepends=True)
+        pieces = ["".join(lines[i : i + _LINES]) for i in range(0, len(lines), _LINES)]
+        return [token for one in pieces for token in self.tokenizer.encode(one, around=False)]
 
     def _drafter(self, text: str) -> tuple[Drafter, Callable[[float], model.Drafter]]:
         """Return the drafter that a text names, and what it is to the model.
@@ -313,6 +321,10 @@ class _Loading:
             decoder, record = self._drawn(text)
         else:
             decoder, other = load(text, **self.where)
+            if self.small is not None:
+                raise DomainError(
+                    "the own pair's tokens are bytes: give --target for a draft model"
+                )
             if self.tokenizer is not None and other is not None:
                 check_same_vocabulary(self.tokenizer, other)
             record = to_architecture(decoder.config, name=Path(text).stem, dtype=self.dtype)
@@ -325,9 +337,7 @@ class _Loading:
             head = build(kind, self.target).to(self.target.dtype)
         else:
             trained_for = self.small or self.target
-            head, record = load_head(
-                kind, trained_for, self.text(), seed=self.settings.seed, say=_say
-            )
+            head, record = load_head(kind, trained_for, self.text(), say=_say)
             self.training = {**(self.training or {}), "head": record}
             if self.small is None:
                 head = head.to(self.target.dtype)
@@ -394,6 +404,9 @@ def read_prompts(settings: Settings, tokenizer: Any, target: Decoder) -> list[li
 
 
 def _random_prompts(settings: Settings, target: Decoder) -> list[Any]:
+    tokens = settings.requests * settings.context
+    if tokens > _MOST_NOISE:
+        raise DomainError(f"{tokens:,} tokens of prompts; at most {_MOST_NOISE:,} are drawn")
     generator = torch.Generator().manual_seed(settings.seed)
     shape = (settings.requests, settings.context)
     found: list[Any] = torch.randint(0, target.config.vocab, shape, generator=generator).tolist()
@@ -401,26 +414,17 @@ def _random_prompts(settings: Settings, target: Decoder) -> list[Any]:
 
 
 def _source_text(settings: Settings) -> list[Any]:
-    """Return pieces of Python source, such as no own pair was trained on."""
-    if settings.target is not None:
-        folder = Path(sysconfig.get_paths()["stdlib"])
-        return [(folder / f"{name}.py").read_text() for name in _source_names(settings.requests)]
-    text, size = held_out(corpus()), settings.context
+    """Return pieces of Python source that nothing here was trained on."""
+    text, own = held_out(corpus()), settings.target is None
+    size = settings.context if own else settings.context * _BYTES_A_TOKEN
     if size >= len(text) // settings.requests:
         raise DomainError(
-            f"{settings.requests} prompts of {size} tokens are more than the {len(text)} held out"
+            f"{settings.requests} prompts of {settings.context} tokens are more than the "
+            f"{len(text):,} bytes held out: give --prompts"
         )
     starts = range(0, len(text) - size, (len(text) - size) // settings.requests)
-    return [list(text[start : start + size]) for start in starts]
-
-
-def _source_names(count: int) -> list[str]:
-    """Return modules of the standard library with a page of source."""
-    if count <= len(_SOURCES):
-        return list(_SOURCES)
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    others = sorted(file.stem for file in folder.glob("[a-z]*.py") if file.stat().st_size > 4000)
-    return [*_SOURCES, *(name for name in others if name not in _SOURCES)]
+    pieces = [text[start : start + size] for start in starts]
+    return [list(piece) if own else piece.decode(errors="ignore") for piece in pieces]
 
 
 def _lines(file: Path) -> list[Any]:

@@ -58,7 +58,7 @@ def kept(
         _write(folder, name, trained, record)
     module: Any = empty()
     try:
-        module.load_state_dict(torch.load(file, weights_only=True))
+        module.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
         return module, json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
         kind = type(error).__name__

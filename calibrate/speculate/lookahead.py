@@ -48,11 +48,14 @@ class Lookahead:
 
     def rows(self, tree: Tree) -> int:
         """Return those of guesses and window."""
-        return (self.window + self.guesses) * len(tree.parents)
+        return (self.window + self.guesses) * only_chains(tree, "lookahead")
+
+    def end(self) -> None:
+        """Do nothing: it holds texts and guesses."""
 
     def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
         """Return the n-grams that begin with the last token, and the window."""
-        k = only_chains(tree, "lookahead")
+        k = tree.k
         if self._levels is None:
             self._levels = self._first(k)
         last = self.text.last(torch.ones_like(self.text.lengths), 1)[:, 0].tolist()

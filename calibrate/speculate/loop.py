@@ -36,8 +36,8 @@ class Round:
         Positions that were drafted for, drafts accepted, and tokens that entered the text:
         accepted + 1, fewer where it ended.
     overlap : ndarray of float (batch, k)
-        Sum of min(p, q) over the vocabulary for each draft of a chain, NaN where there was none,
-        and of trees. [-]
+        Sum of min(p, q) over the vocabulary for each draft of a chain; NaN where there was none,
+        of trees, and where acceptance is imposed. [-]
     surprisal, entropy : ndarray of float (batch, k + 1)
         Of each token that entered the text, and of the law it came from, under the target's own
         law before any transform; NaN beyond. [bit]
@@ -157,6 +157,8 @@ def speculate(
     if drafter is not None:
         drafter.start(text, cache)
     rounds = list(batch.rounds(drafter, tree))
+    if drafter is not None:
+        drafter.end()
     new = [
         row[start:end].tolist()
         for row, start, end in zip(text.tokens, prompt_lengths, text.lengths, strict=True)
@@ -267,19 +269,21 @@ class _Batch:
         size, nodes = found.tokens.shape
         u = self.uniform(size, nodes + 1)
         path = torch.arange(nodes, device=u.device).expand(size, -1)
-        if found.accepted is not None:
-            if found.layout is not None:
-                path = _first_children(found.layout, size)
-            rows = torch.arange(size, device=u.device)
-            last = torch.nn.functional.pad(path + 1, (1, 0))[rows, found.accepted]
-            return path, found.accepted, draw(log_p[rows, last], u[:, nodes])
         if found.layout is None:
-            return path, *verify_chain(log_p, found.log_q, found.tokens, u, found.lengths)
-        taken, token = verify_tree(
-            log_p, found.log_q, found.tokens, found.layout.parents, u, replacement=False
-        )
-        path = torch.argsort((~taken).long(), dim=1, stable=True)[:, : _depth(found.layout, nodes)]
-        return path, taken.sum(1), token
+            accepted, token = verify_chain(log_p, found.log_q, found.tokens, u, found.lengths)
+        else:
+            taken, token = verify_tree(
+                log_p, found.log_q, found.tokens, found.layout.parents, u, replacement=False
+            )
+            path = torch.argsort((~taken).long(), dim=1, stable=True)
+            path, accepted = path[:, : _depth(found.layout, nodes)], taken.sum(1)
+        if found.accepted is None:
+            return path, accepted, token
+        if found.layout is not None:
+            path = _deepest(found.layout, size)
+        rows = torch.arange(size, device=u.device)
+        last = torch.nn.functional.pad(path + 1, (1, 0))[rows, found.accepted]
+        return path, found.accepted, draw(log_p[rows, last], u[:, nodes])
 
     def commit(self, block: Tensor, counts: Tensor | None = None) -> Tensor:
         """Append the first `counts` tokens of a block to active sequences, up to where they end.
@@ -329,13 +333,14 @@ def _depth(layout: Layout, nodes: int) -> int:
     return int(layout.places[..., : nodes + 1].max())
 
 
-def _first_children(layout: Layout, size: int) -> Tensor:
-    """Return the nodes down the tree's first branch, (size, depth)."""
+def _deepest(layout: Layout, size: int) -> Tensor:
+    """Return the nodes down to the first of the deepest, (size, depth)."""
     parents = layout.parents.tolist()
-    path, node = [], -1
-    while node in parents:
-        node = parents.index(node)
-        path.append(node)
+    node = int(layout.places[1 : len(parents) + 1].argmax())
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = parents[node]
     return torch.tensor(path, device=layout.parents.device).expand(size, -1)
 
 
@@ -353,7 +358,7 @@ def _positions(found: Proposal) -> Tensor:
 def _overlap(log_p: Tensor, found: Proposal, k: int) -> Tensor:
     """Return the sum of min(p, q) at each draft (batch, k), NaN where a sequence has none."""
     width = found.tokens.shape[1]
-    if found.layout is not None:
+    if found.layout is not None or found.accepted is not None:
         return torch.full((len(log_p), k), torch.nan)
     before = log_p[:, :width]
     if found.log_q is None:

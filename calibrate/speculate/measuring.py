@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from calibrate.bench import default_dtypes
+from calibrate.bench import TORCH, default_dtypes
 from calibrate.engine.decoder import Decoder
 from calibrate.environment import describe
 from calibrate.speculate.exactness import gaps
@@ -25,15 +26,17 @@ from calibrate.speculate.summary import (
     seconds_per_token,
     speedup,
     times_record,
+    widths_record,
 )
 from calibrate.speculate.text import Stop
 from calibrate.speculate.trees import Tree
+from specmodel._version import __version__
 from specmodel.dtypes import canonical_dtype
 from specmodel.errors import DomainError
 from specmodel.hardware import Device, read_device
 from specmodel.law import Transform
 
-TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -42,16 +45,17 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises
     ------
     SpecmodelError
-        When a checkpoint, a prompt, the profile or a setting cannot be used.
+        When a checkpoint, a prompt, the profile or a setting cannot be used, or memory is short.
     """
     environment = describe(settings.device)  # refuses a device that is not there
     if settings.device.startswith("cpu"):
         torch.set_num_threads(1)  # timed by the thread's own time, as calibration does
     dtype = canonical_dtype(settings.dtype or default_dtypes(torch.device(settings.device))[0])
-    if dtype not in TORCH:
-        raise DomainError(f"dtype must be one of {', '.join(TORCH)}; got {settings.dtype!r}")
+    if dtype not in DTYPES:
+        raise DomainError(f"dtype must be one of {', '.join(DTYPES)}; got {settings.dtype!r}")
     given = None if settings.profile is None else read_device(Path(settings.profile))
-    chosen = choose(settings, dtype, TORCH[dtype])
+    with memory_errors():
+        chosen = choose(settings, dtype, TORCH[dtype])
     device = calibrated(settings.device, dtype) if given is None else given
     points = [
         measure_point(settings, chosen, device, batch, tree, transform)
@@ -63,6 +67,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "dtype": dtype,
         "device": environment.device,
         "torch": torch.__version__,
+        "specmodel": __version__,
+        "profile": device.label,
         "transform": {
             name: value
             for name, value in asdict(settings.transforms[0]).items()
@@ -76,6 +82,23 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn torch's running out of memory into one line.
+
+    Raises
+    ------
+    DomainError
+        When memory ran out.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise DomainError(f"out of memory: {str(error).splitlines()[0]}") from None
+
+
 def measure_point(
     settings: Settings,
     chosen: Chosen,
@@ -85,8 +108,10 @@ def measure_point(
     transform: Transform,
 ) -> dict[str, Any]:
     """Return one point of the record: measured, and under ``predicted`` what `device` says."""
-    point = _decode(settings, chosen, batch, tree, transform)
-    loop = loop_times(chosen, chosen.prompts[:batch], tree, transform)
+    with memory_errors():
+        point = _decode(settings, chosen, batch, tree, transform)
+        hit = point["acceptance"]["hit_rate"]
+        loop = loop_times(chosen, chosen.prompts[:batch], tree, transform, hit)
     point["predicted"] = predicted(device, chosen, point, tree, loop)
     return {"temperature": transform.temperature, **point}
 
@@ -132,7 +157,7 @@ def _decode(
     greedy = None
     if transform.greedy and not settings.accept:
         texts = [[text for outcome in one for text in outcome.tokens] for one in (plain, fast)]
-        apart = gaps(target, prompts[: len(texts[0])], *texts)
+        apart = gaps(target, prompts[: len(texts[0])], *texts, transform)
         greedy = {"equal": len(texts[0]) - len(apart), "gaps": apart}
     return {
         "batch": batch,
@@ -141,6 +166,7 @@ def _decode(
         "context": round(statistics.fmean(longest) + settings.max_new_tokens / 2),
         **found,
         **times,
+        "pass_widths": widths_record(rounds),
         "S": speedup(times, found["G"]),
         "S_total": each[0] / each[1] if each[0] and each[1] else None,
         "greedy": greedy,

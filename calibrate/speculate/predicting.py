@@ -25,7 +25,7 @@ from calibrate.speculate.heads import MedusaHeads
 from calibrate.speculate.inputs import Chosen
 from calibrate.speculate.lookahead import Lookahead
 from calibrate.speculate.loop import speculate
-from calibrate.speculate.proposals import Drafter
+from calibrate.speculate.proposals import Drafter, Proposal, Uniform
 from calibrate.speculate.summary import times_record
 from calibrate.speculate.trees import Tree
 from specmodel.acceptance import PerPosition
@@ -33,7 +33,7 @@ from specmodel.errors import ExtrapolationWarning
 from specmodel.hardware import Device
 from specmodel.law import Transform
 from specmodel.report import Setup, predict
-from specmodel.roofline import Execution
+from specmodel.roofline import Execution, pass_time
 
 _CALIBRATION = 60.0  # seconds of measuring where no profile is given
 _ROUNDS = 12  # of the loop without passes
@@ -94,13 +94,32 @@ class _SilentHeads(MedusaHeads):
         return self.silent.logits(features.expand(count, *features.shape))
 
 
+class _Hits(NGram):
+    """Prompt lookup that looks up, and then finds what it is told to."""
+
+    def __init__(self, real: NGram, hit: float) -> None:
+        super().__init__(longest=real.longest, shortest=real.shortest)
+        self.hit = hit
+
+    def propose(self, tree: Tree, transform: Transform, uniform: Uniform) -> Proposal:
+        """Return k drafts for a share of the sequences."""
+        found = super().propose(tree, transform, uniform)
+        some = uniform(len(found.tokens)) < self.hit
+        return found._replace(lengths=torch.where(some, tree.k, 0))
+
+
 def loop_times(
-    chosen: Chosen, prompts: Sequence[Sequence[int]], tree: Tree, transform: Transform
+    chosen: Chosen,
+    prompts: Sequence[Sequence[int]],
+    tree: Tree,
+    transform: Transform,
+    hit: float,
 ) -> dict[str, float]:
     """Time the loop with passes that compute nothing: sampling, verdicts, bookkeeping. [s]
 
     To T_d of a draft model or a head comes what its first pass takes longer because the target's
-    has emptied the caches, measured on one two elements wide.
+    has emptied the caches, measured on one two elements wide. Prompt lookup finds something in
+    the share `hit` of its rounds, as it did when it was measured.
 
     Returns
     -------
@@ -124,7 +143,9 @@ def loop_times(
         fast = speculate(target, drafter, prompts, k=tree, max_new_tokens=new, **how)
         return times_record(plain.rounds[2:], fast.rounds[2:] or fast.rounds)
 
-    if isinstance(real, NGram | Lookahead):
+    if isinstance(real, NGram):
+        found = times(cold, _Hits(real, hit))
+    elif isinstance(real, Lookahead):
         found = times(cold, real)
     elif isinstance(real, Medusa):
         found = times(cold, Medusa(_SilentHeads(warm, tree.k)))
@@ -166,8 +187,11 @@ def predicted(
         result = predict(setup)
     (found,) = result.points
     names = ("G", "T_p", "T_v", "T_h", "S", "S_low", "S_high")
+    values = {name: found[name] for name in names if name in found}
+    if isinstance(drafter, model.NGram):
+        values |= _padded(setup, point, values, found["T_d"] + loop["T_d"] + loop["T_o"])
     return {
-        **{name: found[name] for name in names if name in found},
+        **values,
         "T_d": found["T_d"] + loop["T_d"],
         "T_o": loop["T_o"],
         "basis": setup.basis,
@@ -175,13 +199,38 @@ def predicted(
     }
 
 
-def calibrated(device: str, dtype: str) -> Device:
-    """Return the device as it measures itself now."""
+def _padded(
+    setup: Setup, point: dict[str, Any], values: dict[str, float], others: float
+) -> dict[str, float]:
+    """Return T_v and S of passes that are as wide as the longest draft of the batch.
+
+    The model prices each sequence's own rows; what `point` tells of widths is no time.
+    """
+    T_v = sum(
+        share
+        * float(
+            pass_time(
+                setup.device,
+                setup.target,
+                B=point["batch"],
+                W=1 + drafts,
+                L=point["context"],
+                execution=setup.execution,
+            ).T
+        )
+        for drafts, share in point["pass_widths"].items()
+    )
+    ratio = (values["T_v"] + others) / (T_v + others)
+    speeds = ("S", "S_low", "S_high")  # the last two unknown on a device nobody measured
+    scaled = {x: v * ratio for x, v in values.items() if x in speeds and v is not None}
+    return {"T_v": T_v, **scaled}
+
+
+def calibrated(device: str, dtype: str, budget: float = _CALIBRATION) -> Device:
+    """Return the device as it measures itself now, for `budget` seconds."""
     with TemporaryDirectory() as folder:
         table = Path(folder, "device.csv")
-        settings = CalibrationSettings(
-            device=device, table=table, budget=_CALIBRATION, dtypes=(dtype,)
-        )
+        settings = CalibrationSettings(device=device, table=table, budget=budget, dtypes=(dtype,))
         record = calibrate(settings)
         refuse_noise(record, table)
         found, *_ = fit_and_write(table, table.with_suffix(".yaml"))

@@ -73,7 +73,7 @@ class Proposal(NamedTuple):
         Of a tree; None: a chain.
     extra : Extra or None
     accepted : Tensor (batch,) of int64, or None
-        Accept so many first children instead of verifying (`Forced`).
+        Accept so many nodes on the way to the deepest, whatever verification says (`Forced`).
     """
 
     tokens: Tensor
@@ -106,7 +106,16 @@ class Drafter(Protocol):
         """Return drafts for each sequence, at most those of `tree`."""
 
     def rows(self, tree: Tree) -> int:
-        """Return how many rows beside the root a verification pass carries at most."""
+        """Return how many rows beside the root a verification pass carries at most.
+
+        Raises
+        ------
+        DomainError
+            When it cannot draft such a tree.
+        """
+
+    def end(self) -> None:
+        """Let go of the batch's memory."""
 
     def settle(self, nodes: Tensor, counts: Tensor) -> None:
         """Forget what was rejected: `text` holds what is committed.

@@ -60,8 +60,14 @@ class Drafted:
             for turn in rounds:
                 counts = turn.active & (length < np.asarray(ends))
                 found["request"].append(first + np.flatnonzero(counts))
-                for name in cls.__slots__[1:]:
+                room = (np.asarray(ends) - length)[counts]  # tokens up to the end
+                for name in ("drafted", "accepted", "overlap"):
                     found[name].append(getattr(turn, name)[counts])
+                found["committed"].append(np.minimum(turn.committed[counts], room))
+                for name in ("surprisal", "entropy"):
+                    values = getattr(turn, name)[counts]
+                    beyond = np.arange(values.shape[1]) >= room[:, None]
+                    found[name].append(np.where(beyond, np.nan, values))
                 length += np.where(turn.active, turn.committed, 0)
             first += length.size
         return cls(**{name: np.concatenate(rows) for name, rows in found.items()})
@@ -82,8 +88,9 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         null where no draft came so far; ``histogram``: rounds with 0 to k accepted; ``alpha``:
         mean of sum min(p, q) over drafts whose predecessors were accepted, and
         ``alpha_empirical``, the share of them accepted), ``G`` and ``committed_per_round``;
-        ``G_iid``, what one alpha for all drafts would give, and ``G_iid_by_request`` with each
-        request's own: what is missing to G is the positions'; ``entropy`` and ``surprisal`` of
+        ``G_iid``, what one alpha for all drafts would give the same drafts, and
+        ``G_iid_by_request`` with each request's own: what is missing to G is the positions';
+        ``entropy`` and ``surprisal`` of
         committed tokens by their place in the round under the target's own law [bit].
 
     Raises
@@ -140,20 +147,19 @@ def _independent(
     found: Drafted, tried: NDArray[np.bool_], passed: NDArray[np.bool_]
 ) -> dict[str, float]:
     """Return G if every draft were accepted with one chance, and with one for each request."""
-    k = tried.shape[1]
-    hit = (found.drafted > 0).mean()
 
     def tokens(rows: NDArray[np.bool_]) -> float:
+        """Return G of some rows, summed."""
         reached = tried[rows].sum()
         alpha = passed[rows].sum() / reached if reached else 0.0
-        return float(expected_tokens(alpha, k) - 1)
+        return float(expected_tokens(alpha, found.drafted[rows]).sum())
 
-    every = np.ones(found.request.size, dtype=bool)
-    own = [(found.request == one) for one in np.unique(found.request)]
-    drafting = [(rows & (found.drafted > 0)).sum() for rows in own]
-    each = [tokens(rows) for rows in own]
-    mean = np.average(each, weights=drafting) if sum(drafting) else 0.0
-    return {"G_iid": 1 + hit * tokens(every), "G_iid_by_request": float(1 + hit * mean)}
+    n = found.request.size
+    own = [found.request == one for one in np.unique(found.request)]
+    return {
+        "G_iid": tokens(np.ones(n, dtype=bool)) / n,
+        "G_iid_by_request": sum(map(tokens, own)) / n,
+    }
 
 
 def _mean_by_place(values: Floats) -> list[float | None]:
@@ -197,18 +203,29 @@ def _quantiles(
 def times_record(plain: Sequence[Any], rounds: Sequence[Any]) -> dict[str, float]:
     """Return medians of T_p and T_h of plain steps, T_d, T_v and T_o of rounds. [s]
 
-    Of rounds in which no sequence had ended; where there are none, of all.
+    Of rounds in which no sequence had ended; where there are none, of all. Where passes differ in
+    width (a drafter that may find nothing), the mean of each width's median.
     """
 
     def median(turns: Sequence[Any], name: str) -> float:
-        whole = [turn for turn in turns if turn.active.all()] or list(turns)
-        return float(np.median([getattr(turn, name) for turn in whole]))
+        groups: dict[int, list[float]] = {}
+        for turn in [turn for turn in turns if turn.active.all()] or turns:
+            groups.setdefault(int(turn.drafted.max()), []).append(getattr(turn, name))
+        sizes = [len(group) for group in groups.values()]
+        return float(np.average([np.median(group) for group in groups.values()], weights=sizes))
 
     return {
         "T_p": median(plain, "T_v"),
         "T_h": median(plain, "T_o"),
         **{name: median(rounds, name) for name in ("T_d", "T_v", "T_o")},
     }
+
+
+def widths_record(rounds: Sequence[Any]) -> dict[int, float]:
+    """Return the share of passes with so many drafts in the sequence that has most. [-]"""
+    whole = [turn for turn in rounds if turn.active.all()] or list(rounds)
+    found, counts = np.unique([turn.drafted.max() for turn in whole], return_counts=True)
+    return {int(one): n / len(whole) for one, n in zip(found, counts.tolist(), strict=True)}
 
 
 def seconds_per_token(rounds: Sequence[Any]) -> float | None:

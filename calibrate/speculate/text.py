@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specmodel.errors import DomainError
+
 Stop = Callable[[Sequence[int]], int | None]
 """Given the new tokens of a text, returns how many of them it ends after, if it ends."""
 
@@ -21,11 +23,18 @@ def stop_strings(decode: Callable[[Sequence[int]], str], strings: Sequence[str])
         From tokens to their text.
     strings : sequence of str
 
+    Raises
+    ------
+    DomainError
+        When one is empty.
+
     Examples
     --------
     >>> stop_strings(lambda tokens: bytes(tokens).decode(), ["def"])(list(b"a def b"))
     5
     """
+    if "" in strings:
+        raise DomainError("a stop string must not be empty")
 
     def stop(tokens: Sequence[int]) -> int | None:
         def complete(count: int) -> bool:
@@ -62,7 +71,7 @@ class Text:
     Attributes
     ----------
     tokens : Tensor (batch, capacity) of int64
-        Zero beyond each length.
+        Of no meaning beyond each length.
     lengths : Tensor (batch,) of int64
     features : Tensor (batch, capacity, hidden)
         The target's normalised last hidden state at every token but the last.

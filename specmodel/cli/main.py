@@ -1,4 +1,4 @@
-"""``specmodel``: predict, compare, sweep, explain, fit, calibrate, list, show."""
+"""``specmodel``: predict, compare, sweep, explain, fit, calibrate, measure, list, show."""
 
 from __future__ import annotations
 
@@ -276,7 +276,11 @@ def calibrate(**options: Any) -> None:
 
 
 @cli.command()
-@click.option("--target", metavar="DIR|GGUF", help="Your model [a small pair, trained once].")
+@click.option(
+    "--target",
+    metavar="DIR|GGUF",
+    help="Your model; with --accept also a name or config.json [a small pair, trained once].",
+)
 @click.option(
     "--draft",
     metavar="DIR|GGUF|KIND",
@@ -284,7 +288,7 @@ def calibrate(**options: Any) -> None:
 )
 @click.option("--device", metavar="cuda:N|cpu", default="cuda:0", show_default=True)
 @click.option("--dtype", metavar="DTYPE", help="Such as bf16 [what the device is fast in].")
-@click.option("--k", metavar="LIST", default="4", show_default=True, help="Drafts of a round.")
+@click.option("--k", metavar="LIST", help="Drafts of a round [4].")
 @click.option("--tree", metavar="N,N,..", help="Instead of k: children at each depth.")
 @click.option("--batch", metavar="LIST", default="1", show_default=True, help="Sequences.")
 @click.option("--temperature", metavar="LIST", default="0", show_default=True)

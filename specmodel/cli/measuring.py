@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from specmodel.cli.output import Out, cell, plain_table, to_json
 from specmodel.cli.parsing import (
@@ -61,13 +61,16 @@ def measure(options: dict[str, Any], form: str) -> str:
         When torch is not installed, an option is out of range, or a file cannot be used.
     """
     batches = parse_counts(options["batch"], name="batch", low=1)
-    requests = max(max(batches), parse_whole(options["requests"], name="requests"))
-    ks = parse_counts(options["k"], name="k", low=1)
+    requests = parse_whole(options["requests"], name="requests")
+    whole_array(requests, "requests", low=1)
+    requests = max(*batches, requests)
+    ks = parse_counts(options["k"] or "4", name="k", low=1)
     whole_array(max(ks), "k", low=1, high=MOST_DRAFTS, unit="token")
-    branching = [parse_whole(n, name="tree") for n in (options["tree"] or "").split(",") if n]
-    if branching:
-        whole_array(branching, "children of a node of the tree", low=1)
-        whole_array(np.prod(branching), "leaves of the tree", high=MOST_DRAFTS)
+    branching = _branching(options)
+    if options["plot"] is not None:
+        from specmodel.plots import check_file
+
+        check_file(options["plot"])
     context = parse_count(options["context"], name="context")
     whole_array(context, "context", low=1, unit="token")
     new = parse_whole(options["max_new_tokens"], name="max_new_tokens")
@@ -115,11 +118,33 @@ def measure(options: dict[str, Any], form: str) -> str:
     return to_json(record) if form == "json" else _measured_table(record)
 
 
+def _branching(options: dict[str, Any]) -> list[int]:
+    """Return the children of a node at each depth, none for a chain.
+
+    Raises
+    ------
+    DomainError
+        When they are not whole numbers from 1, or too many, or k is given too.
+    """
+    if options["tree"] is None:
+        return []
+    if options["k"] is not None:
+        raise DomainError("--tree says what is drafted; --k is given as well")
+    found = [parse_whole(n, name="tree") for n in options["tree"].split(",")]
+    whole_array(found, "children of a node of the tree", low=1, high=MOST_DRAFTS)
+    nodes = sum(accumulate(found, mul))
+    if nodes > MOST_DRAFTS:
+        raise DomainError(f"a tree has at most {MOST_DRAFTS:,} drafts; got {nodes:,}")
+    return found
+
+
 def _measured_table(record: dict[str, Any]) -> str:
     """Return each point on a line with the prediction below it, times in ms."""
     out = Out()
     out.line(f"{record['target']}, drafts by {record['draft']}, {record['dtype']}")
     out.line(f"{record['device']}, torch {record['torch']}; times in ms")
+    basis = record["points"][0]["predicted"]["basis"]
+    out.line(f"predicted by specmodel {record['specmodel']}, {record['profile']}, basis {basis}")
     if record["imposed_acceptance"]:
         out.line("acceptance is imposed: the text does not follow the target")
     if (head := (record["training"] or {}).get("head")) is not None:

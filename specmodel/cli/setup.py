@@ -227,7 +227,11 @@ def _measured(options: dict[str, Any]) -> dict[str, Any]:
     """Return the point of a `measure` record that has the most drafts, the first of equals."""
     file = Path(options["acceptance"])
     try:
-        points = json.loads(file.read_text(encoding="utf-8"))["points"]
+        record = json.loads(file.read_text(encoding="utf-8"))
+        points = [point for point in record["points"] if point.get("tree") is None]
+        if record.get("imposed_acceptance") or (record["points"] and not points):
+            what = "of trees" if not points else "imposed, not measured"
+            raise DomainError(f"{file}: its acceptance is {what}")
         point: dict[str, Any] = max(points, key=lambda point: int(point["k"]))
         found = point["acceptance"]
         rates = [float(rate) for rate in found["per_position"]]
@@ -235,7 +239,9 @@ def _measured(options: dict[str, Any]) -> dict[str, Any]:
         point["temperature"], point["batch"] = float(point["temperature"]), int(point["batch"])
     except FileNotFoundError:
         raise DomainError(f"{file}: no such file") from None
-    except (ValueError, TypeError, KeyError):
+    except DomainError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise DomainError(f"{file}: not what `specmodel measure --format json` prints") from None
     return point
 
