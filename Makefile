@@ -32,10 +32,10 @@ unit: $(VENV)/.dev
 	@$(STEP) "unit tests and doctests" 120 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
 slow: $(VENV)/.dev
-	@$(STEP) "slow tests" 480 $(BIN)/python -m pytest -q -m "slow and not gpu" tests
+	@$(STEP) "slow tests" 900 $(BIN)/python -m pytest -q -m "slow and not gpu" tests
 
 notebooks: $(VENV)/.dev
-	@$(STEP) "notebooks" 240 $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=200 -p no:cacheprovider -W default notebooks
+	@$(STEP) "notebooks" 600 $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:cacheprovider -W default notebooks
 
 figures: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100 --batch 1,8,32,128 --context 1k --plot docs/h100.png
