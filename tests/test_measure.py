@@ -321,7 +321,7 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "ngram", "--seed", "9" * 20), "seed must be"),
         (("--draft", "ngram", "--k", "5000"), "k must be"),
         (("--draft", "ngram", "--tree", "2"), "chains, no trees"),
-        (("--draft", "exit:1", "--tree", "0"), "children of a node of the tree must be in [1, 1000]"),
+        (("--draft", "exit:1", "--tree", "0"), "children of a node of the tree must be in"),
         (("--draft", "exit:1", "--tree", "9,9,9,9,9"), "a tree has at most 1,000 drafts"),
         (("--draft", "exit:1", "--tree", "2,,1"), "tree must be a whole number"),
         (("--draft", "exit:1", "--tree", "2", "--k", "3"), "--k is given as well"),

@@ -169,7 +169,7 @@ def _measured_table(record: dict[str, Any]) -> str:
             f"temperature {point['temperature']:g}, B {point['batch']}, k {point['k']}"
             f"{_nodes(point)}: "
             f"accepted by position {listed}; "
-            f"G {point['G']:.3f} {_interval(point)}{_same(point)}"
+            f"G {point['G']:.3f} {_interval(point)} of {point['requests']} requests{_same(point)}"
         )
     for text in dict.fromkeys(
         w for point in record["points"] for w in point["predicted"]["warnings"]
@@ -180,7 +180,7 @@ def _measured_table(record: dict[str, Any]) -> str:
 
 def _interval(point: dict[str, Any]) -> str:
     if point["G_low"] is None:
-        return "(one request: no interval)"
+        return "(no interval)"
     return f"[{point['G_low']:.3f}-{point['G_high']:.3f}, 90%]"
 
 
