@@ -25,6 +25,7 @@ from calibrate.engine.config import DecoderConfig, to_architecture  # noqa: E402
 from calibrate.engine.decoder import Decoder  # noqa: E402
 from calibrate.speculate import head_training, inputs, padding, pair  # noqa: E402
 from calibrate.speculate.loop import Round  # noqa: E402
+from calibrate.speculate.measuring import memory_errors  # noqa: E402
 from calibrate.speculate.padding import padded  # noqa: E402
 from calibrate.speculate.summary import (  # noqa: E402
     Drafted,
@@ -213,6 +214,9 @@ def test_trees_transforms_and_stops(
     assert greedy["greedy"]["equal"] == 4
     assert drawn["greedy"] is None
     for point in record["points"]:
+        by_rank = point["acceptance"]["by_rank"]
+        assert len(by_rank) == 2
+        assert sum(by_rank) <= 1
         assert point["acceptance"]["alpha"] is None
         assert len(point["entropy"]) == len(point["surprisal"]) == 4
         assert point["peak_memory_bytes"] > 1e7
@@ -369,6 +373,10 @@ def turn(active: list[bool], drafted: list[int], accepted: list[int], **times: f
         accepted=np.array(accepted),
         committed=np.array(accepted) + 1,
         overlap=np.full((len(active), 2), 0.5),
+        candidates=np.array(
+            [[d > 0, d > 1 and a > 0] for d, a in zip(drafted, accepted, strict=True)], int
+        ),
+        ranks=np.array([[-(a < 1), -(a < 2)] for a in accepted]),
         surprisal=np.full((len(active), 3), 1.0),
         entropy=np.full((len(active), 3), 2.0),
         **{"T_d": 1.0, "T_v": 2.0, "T_o": 0.5, **times},
@@ -387,6 +395,7 @@ def test_rates_are_of_rounds_that_drafted() -> None:
     assert acceptance["per_position"] == [0.75, 0.25]
     assert acceptance["conditional"] == [0.75, pytest.approx(1 / 3)]
     assert acceptance["histogram"] == [1, 2, 1]
+    assert acceptance["by_rank"] == [pytest.approx(4 / 6)]
     assert found["G"] == pytest.approx(1 + 4 / 5)
     assert acceptance["alpha"] == 0.5
     assert acceptance["alpha_empirical"] == pytest.approx(4 / 6)  # tried: 2, 0, 2, 1, 1
@@ -412,6 +421,13 @@ def test_times_of_passes_of_two_widths() -> None:
 def test_no_round_at_all_is_refused() -> None:
     with pytest.raises(DomainError, match="ended with its first token"):
         acceptance_record(Drafted.of([([turn([True], [2], [1])], [1])]))
+
+
+def test_running_out_of_memory_is_one_line() -> None:
+    with pytest.raises(DomainError, match="out of memory: CUDA out of memory"), memory_errors():
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+    with pytest.raises(RuntimeError, match="shape"), memory_errors():
+        raise RuntimeError("a shape is wrong")
 
 
 def test_one_request_has_no_interval() -> None:

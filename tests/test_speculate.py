@@ -509,6 +509,24 @@ def test_drafting_leaves_the_target_cache_as_it_was() -> None:
             assert torch.equal(cache.values[:, i, :, :n], before.values[:, i, :, :n])
 
 
+def test_which_candidate_was_accepted() -> None:
+    """Of a draft model that is the target the first one; the tree's siblings are counted."""
+    target, tree = decoder(), Tree((-1, -1, -1, 0, 0, 1, 3))
+    found = speculate(target, DraftModel(target), prompts(4), k=tree, max_new_tokens=13, eos=())
+    for turn in found.rounds:
+        assert turn.candidates.tolist() == [[3, 2, 1]] * 4
+        assert turn.ranks.tolist() == [[0, 0, 0]] * 4
+    found = speculate(target, medusa(target), prompts(40), k=tree, max_new_tokens=13, eos=())
+    ranks = np.concatenate([turn.ranks for turn in found.rounds])
+    accepted = np.concatenate([turn.accepted for turn in found.rounds])
+    assert ((ranks >= 0).sum(1) == accepted).all()
+    assert (ranks[:, 0] == 2).any()
+    lookahead = speculate(target, Lookahead(), prompts(4), k=2, max_new_tokens=24, eos=())
+    for turn in lookahead.rounds:
+        assert ((turn.ranks >= 0).sum(1) == turn.accepted).all()
+        assert ((turn.candidates[:, 0] > 0) == (turn.drafted > 0)).all()
+
+
 def test_forced_acceptance_goes_down_to_the_deepest_node() -> None:
     target, tree = decoder(), Tree((-1, -1, 1))
     found = speculate(

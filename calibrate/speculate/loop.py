@@ -38,6 +38,9 @@ class Round:
     overlap : ndarray of float (batch, k)
         Sum of min(p, q) over the vocabulary for each draft of a chain; NaN where there was none,
         of trees, and where acceptance is imposed. [-]
+    candidates, ranks : ndarray of int (batch, k)
+        How many tokens were proposed for each position that was reached, and which of them was
+        accepted, from 0; -1: none.
     surprisal, entropy : ndarray of float (batch, k + 1)
         Of each token that entered the text, and of the law it came from, under the target's own
         law before any transform; NaN beyond. [bit]
@@ -50,6 +53,8 @@ class Round:
     accepted: NDArray[np.int64]
     committed: NDArray[np.int64]
     overlap: NDArray[np.float64]
+    candidates: NDArray[np.int64]
+    ranks: NDArray[np.int64]
     surprisal: NDArray[np.float64]
     entropy: NDArray[np.float64]
     T_d: float
@@ -225,6 +230,7 @@ class _Batch:
             accepted=accepted.cpu().numpy(),
             committed=counts.cpu().numpy(),
             overlap=_overlap(log_p, found, k).cpu().double().numpy(),
+            **_ranks(found, path, accepted, k),
             **_information(logits, rows, block, counts, k + 1),
             T_d=drafted - begin,
             T_v=verified - drafted,
@@ -371,9 +377,37 @@ def _overlap(log_p: Tensor, found: Proposal, k: int) -> Tensor:
     return torch.nn.functional.pad(shared, (0, k - width), value=torch.nan)
 
 
+def _ranks(found: Proposal, path: Tensor, accepted: Tensor, k: int) -> dict[str, Any]:
+    """Return candidates and rank of the accepted one at each depth, (batch, k)."""
+    size, nodes = found.tokens.shape
+    parents = torch.arange(-1, nodes - 1) if found.layout is None else found.layout.parents.cpu()
+    parents = parents.expand(size, -1)
+    there = found.tokens.cpu() >= 0
+    if found.lengths is not None:
+        there &= torch.arange(nodes) < found.lengths.cpu()[:, None]
+    alike = (parents[:, :, None] == parents[:, None]) & there[:, None]
+    rank = alike.tril(-1).sum(2)  # siblings before each node
+    children = torch.zeros(size, nodes + 1, dtype=torch.int64)
+    children.scatter_add_(1, parents + 1, there.long())
+    path, accepted = path.cpu(), accepted.cpu()
+    depth = torch.arange(path.shape[1])
+    above = torch.nn.functional.pad(path[:, :-1] + 1, (1, 0)) if nodes else path
+    reached = depth <= accepted[:, None]
+    values = {
+        "candidates": torch.where(reached, children.gather(1, above), 0),
+        "ranks": torch.where(depth < accepted[:, None], rank.gather(1, path), -1),
+    }
+    pad = (0, k - path.shape[1])
+    fill = {"candidates": 0, "ranks": -1}
+    return {
+        name: torch.nn.functional.pad(value, pad, value=fill[name]).numpy()
+        for name, value in values.items()
+    }
+
+
 def _information(
     logits: Tensor, rows: Tensor, block: Tensor, counts: Tensor, width: int
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Any]:
     """Return surprisal and entropy (batch, width) of what was committed, in bits."""
     taken = logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2])).float()
     law = torch.log_softmax(taken, -1)

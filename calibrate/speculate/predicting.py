@@ -36,6 +36,7 @@ from specmodel.report import Setup, predict
 from specmodel.roofline import Execution, pass_time
 
 _CALIBRATION = 60.0  # seconds of measuring where no profile is given
+_THIN = 16  # elements of a pass that does next to nothing
 _ROUNDS = 12  # of the loop without passes
 _CACHES = 256 << 20  # bytes: no device's caches hold more
 
@@ -48,7 +49,7 @@ class Silent(Decoder):
     vocab, rows : int
         Tokens, and rows of logits that one pass asks for at most.
     layers : int
-        Of passes that run all the same, two elements wide: what a pass costs besides its work; 0:
+        Of passes that run all the same, 16 elements wide: what a pass costs besides its work; 0:
         they do not run.
     reads : int
         Bytes that a pass reads, so that it leaves caches to the loop as a real one does.
@@ -58,10 +59,16 @@ class Silent(Decoder):
     def __init__(
         self, vocab: int, rows: int, *, layers: int = 0, reads: int = 0, dtype: Any, device: Any
     ) -> None:
-        sizes: dict[str, Any] = {"hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2}
+        sizes: dict[str, Any] = {"hidden": _THIN, "heads": 1, "kv_heads": 1}
         kind: dict[str, Any] = {"model_type": "llama", "norm_eps": 1e-5, "context": 1 << 40}
         config = DecoderConfig(
-            **sizes, **kind, layers=max(layers, 1), intermediate=2, vocab=vocab, tied=True
+            **sizes,
+            **kind,
+            layers=max(layers, 1),
+            head_dim=_THIN,
+            intermediate=_THIN,
+            vocab=vocab,
+            tied=True,
         )
         super().__init__(config, dtype=dtype, device=device)
         self.randomise()
@@ -74,7 +81,7 @@ class Silent(Decoder):
         self.read.sum()
         if self.runs:
             return super().hidden(tokens, cache, **options)
-        return torch.zeros(*tokens.shape, 2, dtype=self.dtype, device=self.device)
+        return torch.zeros(*tokens.shape, _THIN, dtype=self.dtype, device=self.device)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the first random rows."""
@@ -86,7 +93,7 @@ class _SilentHeads(MedusaHeads):
     """Medusa heads that take no time."""
 
     def __init__(self, silent: Silent, count: int) -> None:
-        super().__init__(2, 1, count, dtype=silent.dtype, device=silent.device)
+        super().__init__(_THIN, 1, count, dtype=silent.dtype, device=silent.device)
         self.silent = silent
 
     def forward(self, features: Tensor, count: int) -> Tensor:
@@ -118,7 +125,7 @@ def loop_times(
     """Time the loop with passes that compute nothing: sampling, verdicts, bookkeeping. [s]
 
     To T_d of a draft model or a head comes what its first pass takes longer because the target's
-    has emptied the caches, measured on one two elements wide. Prompt lookup finds something in
+    has emptied the caches, measured on one 16 elements wide. Prompt lookup finds something in
     the share `hit` of its rounds, as it did when it was measured.
 
     Returns

@@ -31,6 +31,8 @@ class Drafted:
         See `calibrate.speculate.loop.Round`.
     overlap : ndarray of float (n, k)
         Sum of min(p, q) at each draft, NaN where there was none. [-]
+    candidates, ranks : ndarray of int (n, k)
+        Of each position, see `calibrate.speculate.loop.Round`.
     surprisal, entropy : ndarray of float (n, k + 1)
         Of what was committed and of its law, NaN beyond. [bit]
     """
@@ -40,6 +42,8 @@ class Drafted:
     accepted: NDArray[np.int64]
     committed: NDArray[np.int64]
     overlap: Floats
+    candidates: NDArray[np.int64]
+    ranks: NDArray[np.int64]
     surprisal: Floats
     entropy: Floats
 
@@ -61,7 +65,7 @@ class Drafted:
                 counts = turn.active & (length < np.asarray(ends))
                 found["request"].append(first + np.flatnonzero(counts))
                 room = (np.asarray(ends) - length)[counts]  # tokens up to the end
-                for name in ("drafted", "accepted", "overlap"):
+                for name in ("drafted", "accepted", "overlap", "candidates", "ranks"):
                     found[name].append(getattr(turn, name)[counts])
                 found["committed"].append(np.minimum(turn.committed[counts], room))
                 for name in ("surprisal", "entropy"):
@@ -87,7 +91,9 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
         ``acceptance`` (``per_position``: unconditional a_j; ``conditional``: a_j / a_(j-1),
         null where no draft came so far; ``histogram``: rounds with 0 to k accepted; ``alpha``:
         mean of sum min(p, q) over drafts whose predecessors were accepted, and
-        ``alpha_empirical``, the share of them accepted), ``G`` and ``committed_per_round``;
+        ``alpha_empirical``, the share of them accepted; ``by_rank``: how often the first, second,
+        ... candidate for a position was the accepted one, as `specmodel.trees` takes it), ``G``
+        and ``committed_per_round``;
         ``G_iid``, what one alpha for all drafts would give the same drafts, and
         ``G_iid_by_request`` with each request's own: what is missing to G is the positions';
         ``entropy`` and ``surprisal`` of
@@ -130,6 +136,7 @@ def acceptance_record(found: Drafted) -> dict[str, Any]:
             "hit_rate": float(some.mean()),
             "alpha": float(found.overlap[tried].mean()) if reached and known else None,
             "alpha_empirical": float(passed.sum() / reached) if reached else None,
+            "by_rank": _by_rank(found),
         },
         **_independent(found, tried, passed),
         "entropy": _mean_by_place(found.entropy),
@@ -160,6 +167,12 @@ def _independent(
         "G_iid": tokens(np.ones(n, dtype=bool)) / n,
         "G_iid_by_request": sum(map(tokens, own)) / n,
     }
+
+
+def _by_rank(found: Drafted) -> list[float]:
+    """Return the share of positions whose r-th candidate was accepted, where there was one."""
+    ranks = range(int(found.candidates.max(initial=0)))
+    return [float((found.ranks[found.candidates > r] == r).mean()) for r in ranks]
 
 
 def _mean_by_place(values: Floats) -> list[float | None]:
