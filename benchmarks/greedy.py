@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,7 @@ def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     torch.set_num_threads(1)
     target, draft, _ = load_pair()
-    heads = {kind: load_head(kind, target, list(corpus()))[0] for kind in HEADS}
+    heads = {kind: load_head(kind, target, np.frombuffer(corpus(), np.uint8))[0] for kind in HEADS}
     text = held_out(corpus())
     step = (len(text) - LENGTH) // PROMPTS
     prompts = [list(text[i * step : i * step + LENGTH]) for i in range(PROMPTS)]

@@ -184,7 +184,7 @@ def test_committed_tokens_follow_the_target(name: str) -> None:
         "EAGLE head": lambda: feature_head(target, norms=False),
         "MTP block": lambda: feature_head(target, norms=True),
         "Medusa heads": lambda: medusa(target),
-        "lookahead": KnownNGrams,
+        "lookahead": lambda: KnownNGrams(window=1, guesses=3),
         "same model": lambda: DraftModel(target),
         "near model": lambda: DraftModel(near(target)),
         "other model": lambda: DraftModel(decoder(config, seed=5, scale=2.0)),
@@ -196,8 +196,16 @@ def test_committed_tokens_follow_the_target(name: str) -> None:
     assert _p_value(target, make(), seed=2) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["other model", "EAGLE head", "Medusa heads", "layers left out"])
-@pytest.mark.parametrize("tree", [Tree.of([3, 2]), Tree((-1, -1, -1, 0, 0, 1))])
+@pytest.mark.parametrize(
+    ("name", "tree"),
+    [
+        ("other model", Tree.of([3, 2])),
+        ("other model", Tree((-1, -1, -1, 0, 0, 1))),
+        ("EAGLE head", Tree((-1, -1, -1, 0, 0, 1))),
+        ("Medusa heads", Tree.of([3, 2])),
+        ("layers left out", Tree((-1, -1, -1, 0, 0, 1))),
+    ],
+)
 def test_committed_tokens_of_a_tree_follow_the_target(name: str, tree: Tree) -> None:
     config = replace(SMALL, vocab=5, layers=2, hidden=16, heads=2, kv_heads=1)
     target = decoder(config, scale=1.5)

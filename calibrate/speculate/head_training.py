@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,7 +54,7 @@ def drafter(target: Decoder, head: Any) -> Drafter:
 def load_head(
     kind: str,
     target: Decoder,
-    text: Sequence[int],
+    text: Sequence[int] | NDArray[np.uint8],
     *,
     seed: int = 0,
     cache: Path | None = None,
@@ -78,7 +80,7 @@ def load_head(
     CheckpointError
         When the cache holds something else under its name.
     """
-    tokens = torch.tensor(text, dtype=torch.int64)
+    tokens = torch.from_numpy(np.asarray(text, dtype=np.int64))
     modules = (FeatureHead.__module__, Decoder.__module__)
     sources = (__file__, *(str(sys.modules[name].__file__) for name in modules))
     parts = [Path(source).read_bytes() for source in sources]

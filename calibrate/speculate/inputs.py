@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import specmodel.drafters as model
@@ -184,7 +185,7 @@ class _Loading:
     tokenizer: Any = None
     shape: Any = None
     training: Any = None
-    text: Callable[[], list[int]] = list  # what a head is trained on
+    text: Callable[[], Any] = list  # what a head is trained on
     small: Any = None  # the own target before padding
 
     def load(self) -> Chosen:
@@ -259,7 +260,7 @@ class _Loading:
         """Load the own target; return its draft model, unless another draft is asked for."""
         self.small, draft, self.training = load_pair(say=_say)
         self.target = padded(self.small, hidden=1536, intermediate=4096, **self.where)
-        self.tokenizer, self.text = Bytes(), lambda: list(corpus())
+        self.tokenizer, self.text = Bytes(), lambda: np.frombuffer(corpus(), np.uint8)
         if self.settings.draft is not None:
             return None
         own: Decoder = padded(draft, hidden=512, intermediate=1024, **self.where)
