@@ -502,6 +502,7 @@ def test_training_learns_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pair.load_pair(cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_own_pair_speculates(
     tmp_path: Path,
     profile: str,
