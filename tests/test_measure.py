@@ -423,6 +423,15 @@ def test_no_round_at_all_is_refused() -> None:
         acceptance_record(Drafted.of([([turn([True], [2], [1])], [1])]))
 
 
+def test_a_draft_model_needs_its_target(
+    folder: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the own pair is trained."""
+    given = ("--draft", str(folder / "draft"), "--profile", profile, "--device", "cpu")
+    assert main(["measure", *given]) == 2
+    assert "give --target" in capsys.readouterr().err
+
+
 def test_running_out_of_memory_is_one_line() -> None:
     with pytest.raises(DomainError, match="out of memory: CUDA out of memory"), memory_errors():
         raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore")

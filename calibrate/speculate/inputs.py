@@ -38,6 +38,7 @@ from specmodel.architectures import Architecture, load_model, mtp_head
 from specmodel.errors import DomainError, SpecmodelError
 from specmodel.law import Transform
 
+_KINDS = ("ngram", "lookahead", "exit", "layers", "sparse")  # beside heads and draft models
 _MOST_TEXT = 4_000_000  # characters that a head is trained on
 _LINES = 64  # of it that are made tokens at a time
 _BYTES_A_TOKEN = 6  # at most, of source text
@@ -190,6 +191,12 @@ class _Loading:
 
     def load(self) -> Chosen:
         if self.settings.target is None:
+            kind = (self.settings.draft or HEADS[0]).partition(":")[0]
+            if kind not in (*HEADS, *_KINDS):
+                raise DomainError(
+                    f"{self.settings.draft}: the own pair's tokens are bytes, no draft model of "
+                    "yours has them: give --target"
+                )
             draft = self._own_pair()
         else:
             if self.settings.draft is None:
