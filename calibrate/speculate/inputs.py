@@ -329,10 +329,6 @@ class _Loading:
             decoder, record = self._drawn(text)
         else:
             decoder, other = load(text, **self.where)
-            if self.small is not None:
-                raise DomainError(
-                    "the own pair's tokens are bytes: give --target for a draft model"
-                )
             if self.tokenizer is not None and other is not None:
                 check_same_vocabulary(self.tokenizer, other)
             record = to_architecture(decoder.config, name=Path(text).stem, dtype=self.dtype)
