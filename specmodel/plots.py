@@ -474,9 +474,8 @@ def measured_figure(record: Mapping[str, Any]) -> Figure:
                 axes.plot(k, line, "x-", markersize=5, label=f"B = {batch}, predicted", **style)
             if name == "S":
                 axes.axhline(1.0, color="0.5", linewidth=1)
-            axes.margins(y=0.1)
-            axes.autoscale_view()
-            axes.set_ylim(bottom=0)
+            most = max(p[name] for point in here for p in (point, point["predicted"]))
+            axes.set_ylim(0, 1.1 * scale * most or 1.0)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_xlabel("drafts k [token]")
             axes.set_ylabel(label)
