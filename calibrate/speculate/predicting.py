@@ -162,7 +162,7 @@ def loop_times(
         layers = real.decoder.config.layers if isinstance(real, DraftModel) else 1
         thin = DraftModel(Silent(vocab, rows, layers=layers, **kind))
         found["T_d"] = times(warm, DraftModel(warm))["T_d"]
-        found["T_d"] += max(0.0, times(cold, thin)["T_d"] - times(warm, thin)["T_d"])
+        found["T_d"] += times(cold, thin)["T_d"] - times(warm, thin)["T_d"]
     return {name: found[name] for name in ("T_h", "T_d", "T_o")}
 
 
