@@ -4,6 +4,7 @@ tiny models."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from specmodel.architectures import MLP, Architecture, Attention, LatentAttention, Layer, MoE
 
@@ -58,6 +59,20 @@ MLA = {
     "torch_dtype": "bfloat16",
     "vocab_size": 129280,
 }
+
+DECODER: dict[str, Any] = {
+    "model_type": "llama",
+    "layers": 3,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "intermediate": 48,
+    "vocab": 23,
+    "rope_theta": 10_000.0,
+    "norm_eps": 1e-5,
+}
+"""Sizes of a decoder that runs in no time."""
 
 MINIMAL_DEVICE = """\
 schema: 1

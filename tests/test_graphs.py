@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import samples
 
 import specmodel as sm
 
@@ -32,19 +33,7 @@ from calibrate.speculate.lookahead import Lookahead  # noqa: E402
 from calibrate.speculate.loop import speculate  # noqa: E402
 from calibrate.speculate.trees import Tree  # noqa: E402
 
-SMALL = DecoderConfig(
-    model_type="llama",
-    layers=3,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    vocab=23,
-    context=1024,
-    rope_theta=10_000.0,
-    norm_eps=1e-5,
-)
+SMALL = DecoderConfig(**samples.DECODER, context=1024)
 
 
 class NoWaits(TorchDispatchMode):  # type: ignore[misc]

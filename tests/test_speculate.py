@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 from scipy.stats import chisquare
 
 from specmodel.errors import DomainError
@@ -36,19 +37,7 @@ from calibrate.speculate.loop import speculate  # noqa: E402
 from calibrate.speculate.text import Text, stop_strings  # noqa: E402
 from calibrate.speculate.trees import Tree  # noqa: E402
 
-SMALL = DecoderConfig(
-    model_type="llama",
-    layers=3,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    vocab=23,
-    context=512,
-    rope_theta=10_000.0,
-    norm_eps=1e-5,
-)
+SMALL = DecoderConfig(**samples.DECODER, context=512)
 
 
 def decoder(config: DecoderConfig = SMALL, seed: int = 0, scale: float = 1.0) -> Decoder:
