@@ -472,7 +472,50 @@ class Lookahead(Drafter):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree(Drafter):
+class _Tree(Drafter):
+    """What trees share: where and how they are drafted is another drafter's."""
+
+    drafter: Drafter
+
+    def __post_init__(self) -> None:
+        for name in ("host_time", "tp", "device", "link", "overlapped"):
+            object.__setattr__(self, name, getattr(self.drafter, name))
+        Drafter.__post_init__(self)
+
+    @property
+    def hit_rate(self) -> float:
+        """The other drafter's. [-]"""
+        return self.drafter.hit_rate
+
+    def weights(self, target: Architecture) -> Architecture | None:
+        """Return the other drafter's."""
+        return self.drafter.weights(target)
+
+    def copies(self, k: ArrayLike) -> Floats:
+        """Return the other drafter's."""
+        return self.drafter.copies(k)
+
+    def cache(self, target: Architecture) -> Architecture | None:
+        """Return the other drafter's."""
+        return self.drafter.cache(target)
+
+    def _by_depth(
+        self, target: Architecture, n: Floats, widths: Callable[[int], int], depths: int
+    ) -> tuple[DraftPass, ...]:
+        """Return the first pass, then one over each depth but the last."""
+        once = self.drafter.passes(target, n)
+        if not once or isinstance(self.drafter, Medusa | Parallel | BlockDiffusion):
+            return once
+        first = (n > 0).astype(np.float64)
+        found = [once[0] if len(once) > 1 else replace(once[0], count=first)]
+        for depth in range(1, depths):
+            rows, count = np.full_like(n, widths(depth)), (n > depth).astype(np.float64)
+            found.append(replace(once[-1], count=count, W=rows, head_rows=rows))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree(_Tree):
     """Another drafter that drafts a static tree: several candidates for a position.
 
     k counts depths: verification takes a row for every node of the first k. What drafts token by
@@ -496,22 +539,14 @@ class DraftTree(Drafter):
     """
 
     kind: ClassVar[str] = "tree"
-    drafter: Drafter
     widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("host_time", "tp", "device", "link", "overlapped"):
-            object.__setattr__(self, name, getattr(self.drafter, name))
-        Drafter.__post_init__(self)
+        _Tree.__post_init__(self)
         whole_array(self.widths, "nodes of a depth", low=1)
         most = self.drafter.max_k
         if most is not None and len(self.widths) > most:
             raise DomainError(f"a {self.drafter.kind} drafter has {most} positions at most")
-
-    @property
-    def hit_rate(self) -> float:
-        """The other drafter's. [-]"""
-        return self.drafter.hit_rate
 
     @property
     def max_k(self) -> int | None:
@@ -526,27 +561,56 @@ class DraftTree(Drafter):
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return the other drafter's first pass, then one for each depth."""
         n = whole_array(k, "k", high=len(self.widths), unit="token")
-        once = self.drafter.passes(target, n)
-        if not once or isinstance(self.drafter, Medusa | Parallel | BlockDiffusion):
-            return once
-        first = (n > 0).astype(np.float64)
-        found = [once[0] if len(once) > 1 else replace(once[0], count=first)]
-        for depth, width in enumerate(self.widths[:-1], start=1):
-            rows, count = np.full_like(n, width), (n > depth).astype(np.float64)
-            found.append(replace(once[-1], count=count, W=rows, head_rows=rows))
-        return tuple(found)
+        return self._by_depth(target, n, lambda d: self.widths[d - 1], len(self.widths))
 
-    def weights(self, target: Architecture) -> Architecture | None:
-        """Return the other drafter's."""
-        return self.drafter.weights(target)
 
-    def copies(self, k: ArrayLike) -> Floats:
-        """Return the other drafter's."""
-        return self.drafter.copies(k)
+@dataclass(frozen=True, slots=True)
+class DynamicTree(_Tree):
+    """Another drafter that grows a tree by its own confidence; its best nodes are verified.
 
-    def cache(self, target: Architecture) -> Architecture | None:
-        """Return the other drafter's."""
-        return self.drafter.cache(target)
+    Each depth after the first is drafted for the `topk` most promising nodes of the one before;
+    of all that were drafted, `nodes` are verified.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    topk : int
+        Nodes of a depth that are drafted on. [token], >= 1
+    nodes : int
+        Verified beside the root. [token], >= 1
+
+    References
+    ----------
+    .. [1] Li et al., EAGLE-2, EMNLP 2024, arXiv:2406.16858, section 4.
+
+    Examples
+    --------
+    >>> DynamicTree(drafter=Eagle(), topk=10, nodes=60).rows([0, 6]).tolist()
+    [1.0, 61.0]
+    """
+
+    kind: ClassVar[str] = "dynamic-tree"
+    topk: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        _Tree.__post_init__(self)
+        for name in ("topk", "nodes"):
+            whole_array(getattr(self, name), name, low=1, unit="token")
+
+    @property
+    def max_k(self) -> int | None:
+        """The other drafter's. [token]"""
+        return self.drafter.max_k
+
+    def rows(self, k: ArrayLike) -> Floats:
+        """Return root and verified nodes, 1 at k = 0. [token]"""
+        return np.where(whole_array(k, "k", unit="token") > 0, 1.0 + self.nodes, 1.0)
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return the other drafter's first pass, then one of `topk` rows for each depth."""
+        n = whole_array(k, "k", unit="token")
+        return self._by_depth(target, n, lambda _: self.topk, int(n.max(initial=0)))
 
 
 KINDS: dict[str, str] = {

@@ -203,20 +203,22 @@ def load_device(device: str | os.PathLike[str] | Device) -> Device:
 def device_names() -> tuple[str, ...]:
     """Return the names of the devices that ship with the package."""
     return tuple(
-        sorted(file.name[:-5] for file in _folder().iterdir() if file.name.endswith(".yaml"))
+        sorted(
+            file.name[:-5] for file in profiles_folder().iterdir() if file.name.endswith(".yaml")
+        )
     )
 
 
 @cache
 def _datasheet(name: str) -> Device:
-    return read_device(_folder() / f"{name}.yaml")
+    return read_device(profiles_folder() / f"{name}.yaml")
 
 
 @cache
 def _shipped(name: str) -> Device:
     """Return a record that ships, with the calibration that lies apart from it."""
     device = _datasheet(name)
-    apart = _folder() / "calibrations" / f"{name}.yaml"
+    apart = profiles_folder() / "calibrations" / f"{name}.yaml"
     if not apart.is_file():
         return device
     record = _parsed(apart)
@@ -226,8 +228,8 @@ def _shipped(name: str) -> Device:
 
 
 @cache
-def _folder() -> Traversable:
-    """Return the folder of profiles: in the package when installed, beside it in a checkout."""
+def profiles_folder() -> Traversable:
+    """Return the folder of records: in the package when installed, beside it in a checkout."""
     installed = files("specmodel") / "hardware_profiles"
     return installed if installed.is_dir() else Path(__file__).parents[1] / "hardware_profiles"
 

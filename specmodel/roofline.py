@@ -19,6 +19,7 @@ from specmodel.costs import Layout, Operator, gemm, pass_operators
 from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap
 from specmodel.hardware import Device, Link
 from specmodel.kernels import Efficiency, Kernels
+from specmodel.overheads import Engine
 
 Level = Literal["operators", "ideal"]
 Floats = NDArray[np.float64]
@@ -54,6 +55,7 @@ class ExecutionOptions(TypedDict, total=False):
     offload: float
     efficiency: Efficiency
     calibrated: bool
+    engine: Engine | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Execution:
         Of operators that were not measured on the device. The ideal level ignores it.
     calibrated : bool
         Whether the device's calibration is used where it has one.
+    engine : Engine or None
+        The serving engine, whose host time comes on top of passes; `pass_time` is without it.
     """
 
     level: Level = "operators"
@@ -95,6 +99,7 @@ class Execution:
     offload: float = 0.0
     efficiency: Efficiency = GENERIC
     calibrated: bool = True
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         if self.level not in ("operators", "ideal"):

@@ -18,9 +18,10 @@ from specmodel.acceptance import Acceptance, alpha_for_tokens
 from specmodel.architectures import Architecture
 from specmodel.costs import Layout, Operator
 from specmodel.drafters import Drafter
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, real_array, unwrap, whole_array
 from specmodel.hardware import Device
 from specmodel.kernels import Kernels
+from specmodel.overheads import Engine, joined
 from specmodel.roofline import (
     Execution,
     ExecutionOptions,
@@ -166,28 +167,6 @@ def draft_runs(
     )
 
 
-def _draft_groups(
-    target: Architecture,
-    drafter: Drafter,
-    runs: tuple[Run, ...],
-    times: Sequence[PassTime],
-    *,
-    batch: Floats,
-    drafts: Floats,
-) -> dict[str, Floats]:
-    """Return T_d by group of operators, with host time and what crosses a link."""
-    groups: dict[str, Floats] = {}
-    for run, time in zip(runs, times, strict=True):
-        for group, seconds in time.groups.items():
-            groups[group] = groups.get(group, np.float64(0.0)) + run.count * seconds
-    groups["host"] = np.where(drafts > 0, drafter.host_time, 0.0)
-    if drafter.link is not None:  # what was committed goes over, the drafts come back
-        size = batch * drafter.message_bytes(target, drafts)
-        there_and_back = drafter.link.latency + drafter.link.time(size)
-        groups["link"] = np.where(drafts > 0, there_and_back, 0.0)
-    return groups
-
-
 def drafter_execution(execution: Execution, drafter: Drafter) -> Execution:
     """Return how the drafter's passes run: its own degree, nothing offloaded.
 
@@ -220,7 +199,8 @@ def round_time(
     B, k, L : array_like
         Sequences [-], drafts [token], context [token]. Broadcast.
     T_h, T_o : array_like
-        What a plain step and a round cost besides their passes. [s] T_o is T_h at k = 0.
+        What a plain step and a round cost besides their passes, and besides the engine's host
+        time where the execution has one. [s] T_o is T_h at k = 0.
     execution : Execution, optional
         Or its fields as keywords.
 
@@ -230,37 +210,149 @@ def round_time(
         When an argument is out of range.
     """
     how = Execution.of(execution, options)
+    parts = round_parts(device, target, drafter, B=B, k=k, L=L, execution=how)
+    return parts.times(how.engine, T_h=T_h, T_o=T_o)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundParts:
+    """The passes of a round and of the plain step it replaces, before any host time.
+
+    Attributes
+    ----------
+    target, drafter, execution
+    B, k : ndarray
+        Sequences [-], drafts [token].
+    decode : PassTime
+        The plain step's pass.
+    verify : tuple of (Run, PassTime)
+        Verification passes, their shares as counts.
+    drafts : tuple of (Run, PassTime)
+        Draft passes.
+    """
+
+    target: Architecture
+    drafter: Drafter
+    execution: Execution
+    B: Floats
+    k: Floats
+    decode: PassTime
+    verify: tuple[tuple[Run, PassTime], ...]
+    drafts: tuple[tuple[Run, PassTime], ...]
+
+    def times(
+        self, engine: Engine | None = None, *, T_h: ArrayLike = 0.0, T_o: ArrayLike = 0.0
+    ) -> RoundTime:
+        """Return the round's times under an engine; `T_h` and `T_o` come on top. [s]
+
+        Raises
+        ------
+        DomainError
+            When a time is negative.
+        """
+        on, layout = self.k > 0, self.execution.layout
+        host = real_array(T_h, "T_h", low=0, unit="s")
+        other = real_array(T_o, "T_o", low=0, unit="s")
+        if engine is not None:
+            mine = layout.of_replica(self.B)
+            host = host + engine.plain(mine)
+            other = other + engine.rounds(mine, mean_width(self.drafter, self.k))
+        other = np.where(on, other, host)
+        decode = self._of_target(engine, self.decode, 1.0)
+        checks = [self._of_target(engine, time, run.W) for run, time in self.verify]
+        shares = [run.count for run, _ in self.verify]
+        verify = checks[0] if len(checks) == 1 else mean_pass(checks, shares)
+        drafting = [self._of_draft(engine, run, time) for run, time in self.drafts]
+        groups = self._draft_groups(engine, drafting)
+        T_d = np.asarray(sum(groups.values()))
+        T_v = np.where(on, verify.T, decode.T)
+        exposed = _exposed(self.drafter, layout, B=self.B, T_d=T_d, T_v=T_v)
+        if exposed is not T_d:
+            share = np.where(T_d > 0, exposed / np.where(T_d > 0, T_d, 1.0), 0.0)
+            groups = {name: seconds * share for name, seconds in groups.items()}
+            T_d = exposed
+        cost = np.where(on, (T_d + T_v + other) / (decode.T + host), 1.0)
+        return RoundTime(
+            decode=decode,
+            verify=verify,
+            T_p=decode.T,
+            T_v=T_v,
+            T_d=T_d,
+            T_h=host,
+            T_o=other,
+            T_d_groups=groups,
+            basis=basis_of([decode, verify, *drafting]),
+            cost=cost,
+        )
+
+    def _of_target(self, engine: Engine | None, time: PassTime, W: ArrayLike) -> PassTime:
+        if engine is None:
+            return time
+        rows = self.execution.layout.of_stage(self.B) * np.asarray(W, dtype=np.float64)
+        return _launched(time, engine, engine.target_launch(self.target.n_layers, rows))
+
+    def _of_draft(self, engine: Engine | None, run: Run, time: PassTime) -> PassTime:
+        if engine is None:
+            return time
+        draft = run.architecture
+        head = draft.head_kind is not None
+        return _launched(time, engine, engine.draft_launch(draft.n_layers, run.B, head=head))
+
+    def _draft_groups(self, engine: Engine | None, times: Sequence[PassTime]) -> dict[str, Floats]:
+        """Return T_d by group of operators, with host time and what crosses a link."""
+        drafter, batch = self.drafter, self.execution.layout.of_replica(self.B)
+        groups: dict[str, Floats] = {}
+        for (run, _), time in zip(self.drafts, times, strict=True):
+            for group, seconds in time.groups.items():
+                groups[group] = groups.get(group, np.float64(0.0)) + run.count * seconds
+        host = np.asarray(drafter.host_time)
+        if engine is not None and not times:
+            host = host + engine.finding(batch)
+        groups["host"] = np.where(self.k > 0, host, 0.0)
+        if drafter.link is not None:  # what was committed goes over, the drafts come back
+            size = batch * drafter.message_bytes(self.target, self.k)  # a replica has its own link
+            there_and_back = drafter.link.latency + drafter.link.time(size)
+            groups["link"] = np.where(self.k > 0, there_and_back, 0.0)
+        return groups
+
+
+def _launched(alone: PassTime, engine: Engine, launch: Floats) -> PassTime:
+    """Return a pass under an engine: by its kernels, launched from the host."""
+    device = engine.kernels * alone.T
+    T = unwrap(joined(device, launch))
+    groups = {name: engine.kernels * seconds for name, seconds in alone.groups.items()}
+    return replace(alone, T=T, groups={**groups, "launch": unwrap(T - device)})
+
+
+def round_parts(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    *,
+    B: ArrayLike,
+    k: ArrayLike,
+    L: ArrayLike = 0,
+    execution: Execution,
+) -> RoundParts:
+    """Return the passes of a round of k drafts, each timed on the device.
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+    """
     drafts = whole_array(k, "k", unit="token")
-    host = real_array(T_h, "T_h", low=0, unit="s")
-    on = drafts > 0
-    other = np.where(on, real_array(T_o, "T_o", low=0, unit="s"), host)
-    decode = plain_run(device, target, B=B, L=L, execution=how).time()
-    checks = verify_runs(device, target, drafter, B=B, k=drafts, L=L, execution=how)
-    passes = [run.time() for run in checks]
-    verify = passes[0] if len(passes) == 1 else mean_pass(passes, [run.count for run in checks])
-    runs = draft_runs(device, target, drafter, B=B, k=drafts, L=L, execution=how)
-    times = [run.time() for run in runs]
-    batch = how.layout.of_replica(B)  # a replica has a link of its own
-    groups = _draft_groups(target, drafter, runs, times, batch=batch, drafts=drafts)
-    T_d = np.asarray(sum(groups.values()))
-    T_v = np.where(on, verify.T, decode.T)
-    exposed = _exposed(drafter, how.layout, B=B, T_d=T_d, T_v=T_v)
-    if exposed is not T_d:
-        share = np.where(T_d > 0, exposed / np.where(T_d > 0, T_d, 1.0), 0.0)
-        groups = {name: seconds * share for name, seconds in groups.items()}
-        T_d = exposed
-    cost = np.where(on, (T_d + T_v + other) / (decode.T + host), 1.0)
-    return RoundTime(
-        decode=decode,
-        verify=verify,
-        T_p=decode.T,
-        T_v=T_v,
-        T_d=T_d,
-        T_h=host,
-        T_o=other,
-        T_d_groups=groups,
-        basis=basis_of([decode, verify, *times]),
-        cost=cost,
+    checks = verify_runs(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
+    runs = draft_runs(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
+    return RoundParts(
+        target=target,
+        drafter=drafter,
+        execution=execution,
+        B=real_array(B, "batch", low=0),
+        k=drafts,
+        decode=plain_run(device, target, B=B, L=L, execution=execution).time(),
+        verify=tuple((run, run.time()) for run in checks),
+        drafts=tuple((run, run.time()) for run in runs),
     )
 
 

@@ -3,7 +3,13 @@
 from specmodel.architectures.compressed import CompressedAttention
 from specmodel.architectures.config import from_dict, is_record, read_config
 from specmodel.architectures.families import NO_DTYPE
-from specmodel.architectures.heads import eagle3_head, eagle_head, mtp_head
+from specmodel.architectures.heads import (
+    block_head,
+    eagle3_head,
+    eagle_head,
+    mtp_head,
+    peagle_head,
+)
 from specmodel.architectures.parts import (
     MLP,
     Attention,
@@ -28,6 +34,7 @@ __all__ = [
     "Linear",
     "MoE",
     "Recurrent",
+    "block_head",
     "eagle3_head",
     "eagle_head",
     "from_dict",
@@ -37,6 +44,7 @@ __all__ = [
     "load_model",
     "model_names",
     "mtp_head",
+    "peagle_head",
     "read_config",
     "to_json",
     "to_yaml",

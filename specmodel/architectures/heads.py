@@ -100,6 +100,51 @@ def eagle3_record(
     )
 
 
+def peagle_head(target: Architecture, *, layers: int = 4) -> Architecture:
+    """Return a P-EAGLE head: EAGLE-3's layers, and a learnt feature for positions without one.
+
+    Raises
+    ------
+    ArchitectureError
+        When the target does not say what a dense layer of it would look like.
+
+    References
+    ----------
+    .. [1] P-EAGLE, vLLM blog, 2026-03-13; speculators ``peagle.py``, read 2026-11-29.
+    """
+    head = eagle3_head(target)
+    assert head.fusion is not None  # noqa: S101 (of every EAGLE-3 head)
+    ((first, _),) = head.layers
+    attention, mlp = _dense_parts(target, "peagle")
+    rest = ((Layer(mixer=attention, mlp=mlp), layers - 1),) if layers > 1 else ()
+    masked = replace(first, extra_params=head.fusion.inputs)
+    name = f"P-EAGLE head for {target.name}"
+    return replace(head, name=name, head_kind="peagle", layers=((masked, 1), *rest))
+
+
+def block_head(target: Architecture, *, layers: int = 5, block: int = 16) -> Architecture:
+    """Return a DFlash head shaped like the target: layers over five fused features.
+
+    Raises
+    ------
+    ArchitectureError
+        When the target does not say what a dense layer of it would look like.
+
+    References
+    ----------
+    .. [1] DFlash, arXiv:2602.06036; its configurations fuse five layers, read 2026-11-29.
+    """
+    attention, mlp = _dense_parts(target, "dflash")
+    return _head(
+        target,
+        "DFlash",
+        layers=((Layer(mixer=attention, mlp=mlp), layers),),
+        block_size=block,
+        fusion=Fusion(inputs=5 * target.hidden_size, norms=1),
+        own_head=False,
+    )
+
+
 def mtp_head(target: Architecture) -> Architecture:
     """Return the target's multi-token-prediction block: one more layer of the target's last kind.
 

@@ -1,0 +1,348 @@
+"""What a serving engine costs besides the passes: host time of steps, rounds and launches.
+
+A file of ``hardware_profiles/engines`` holds what was fitted to each of several studies; an
+engine's value is their geometric mean, so that a study can be left out where it is the test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.errors import ProfileError, UnknownNameError, did_you_mean, real_array
+from specmodel.hardware import profiles_folder
+from specmodel.yaml_text import parse_yaml, yaml_text
+
+Floats = NDArray[np.float64]
+
+LAUNCH_NORM = 3.0
+"""Exponent that joins a pass's time on the device and its launch on the host: the longer of the
+two nearly, and more than either where they are alike. [-]"""
+
+HOST = (
+    "step",
+    "step_sequence",
+    "round",
+    "round_row",
+    "head_pass",
+    "draft_pass",
+    "draft_layer",
+    "pass_sequence",
+    "lookup",
+    "lookup_sequence",
+    "eager_layer",
+)
+"""Host times of an engine, each fitted or taken from other engines."""
+
+_CAPS = ("captured_rows", "max_running", "max_running_speculating")
+_FITTED = (*HOST, "kernels")
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Host time of a serving engine. Times in seconds; what nobody measured is 0 and `unknown`.
+
+    Attributes
+    ----------
+    name, title : str
+    step, step_sequence : float
+        Of a plain step, and per sequence in it: scheduling, sampling, output.
+    round, round_row : float
+        What a round of speculation adds, and per row beyond the first of each sequence:
+        rejection sampling, bookkeeping.
+    head_pass, draft_pass, draft_layer, pass_sequence : float
+        To launch a pass of a draft head; of a draft model, and per layer of it; per sequence.
+    lookup, lookup_sequence : float
+        Of a drafter without passes (n-gram), a round, and per sequence.
+    eager_layer : float
+        To launch a layer of a pass that is not captured.
+    kernels : float
+        Time of its passes on the device over what the device's record makes of them. [-]
+    captured_rows : float
+        Rows up to which the target's passes are captured (CUDA graphs) and launch at once;
+        0: eager. [-]
+    max_running, max_running_speculating : float
+        Default caps on running sequences, without and with speculation. [-]
+    unknown : frozenset of str
+        Values that nobody measured.
+    studies : mapping of str to str
+        URL to citation of what it was fitted to.
+    """
+
+    name: str
+    title: str
+    step: float = 0.0
+    step_sequence: float = 0.0
+    round: float = 0.0
+    round_row: float = 0.0
+    head_pass: float = 0.0
+    draft_pass: float = 0.0
+    draft_layer: float = 0.0
+    pass_sequence: float = 0.0
+    lookup: float = 0.0
+    lookup_sequence: float = 0.0
+    eager_layer: float = 0.0
+    kernels: float = 1.0
+    captured_rows: float = np.inf
+    max_running: float = np.inf
+    max_running_speculating: float = np.inf
+    unknown: frozenset[str] = frozenset()
+    studies: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in HOST:
+            real_array(getattr(self, name), name, low=0, unit="s")
+
+    def plain(self, B: ArrayLike) -> Floats:
+        """Return T_h at B running sequences. [s]"""
+        return np.asarray(self.step + self.step_sequence * np.asarray(B, dtype=np.float64))
+
+    def rounds(self, B: ArrayLike, W: ArrayLike) -> Floats:
+        """Return T_o of a round that verifies W positions of B sequences. [s]"""
+        rows = np.asarray(B, dtype=np.float64) * (np.asarray(W, dtype=np.float64) - 1.0)
+        return self.plain(B) + self.round + self.round_row * rows
+
+    def finding(self, B: ArrayLike) -> Floats:
+        """Return the time a drafter without passes takes. [s]"""
+        return np.asarray(self.lookup + self.lookup_sequence * np.asarray(B, dtype=np.float64))
+
+    def draft_launch(self, layers: int, B: ArrayLike, *, head: bool) -> Floats:
+        """Return the host time that launching a draft pass takes. [s]"""
+        own = self.head_pass if head else self.draft_pass + self.draft_layer * layers
+        return np.asarray(own + self.pass_sequence * np.asarray(B, dtype=np.float64))
+
+    def target_launch(self, layers: int, rows: ArrayLike) -> Floats:
+        """Return the host time that launching a pass of the target takes: 0 where captured. [s]"""
+        captured = np.asarray(rows, dtype=np.float64) <= self.captured_rows
+        return np.where(captured, 0.0, self.eager_layer * layers)
+
+
+def joined(device: ArrayLike, launch: ArrayLike) -> Floats:
+    """Return the time of a pass from its time on the device and its launch on the host. [s]"""
+    p = LAUNCH_NORM
+    total = np.asarray(device, dtype=np.float64) ** p + np.asarray(launch, dtype=np.float64) ** p
+    return np.asarray(total ** (1 / p))
+
+
+# -- what ships ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """An engine's file: what each study says of it."""
+
+    name: str
+    title: str
+    spelled: str
+    years: tuple[int, int]
+    serving: bool
+    caps: Mapping[str, float]
+    fits: Mapping[str, Mapping[str, float]]  # by URL of the study
+    studies: Mapping[str, str]
+
+    def values(self, without: str | None) -> dict[str, float]:
+        """Return the geometric mean of what the studies say, one left out."""
+        by_name: dict[str, list[float]] = {}
+        for study, fit in self.fits.items():
+            if study != without:
+                for name, value in fit.items():
+                    by_name.setdefault(name, []).append(value)
+        return {name: _mean(found) for name, found in by_name.items()}
+
+
+def engine_names() -> tuple[str, ...]:
+    """Return the names of the engines that ship with the package."""
+    return tuple(_records())
+
+
+def load_engine(engine: str | os.PathLike[str] | Engine, *, without: str | None = None) -> Engine:
+    """Return an engine's host times.
+
+    What none of its studies says is taken from the other engines that serve (their geometric
+    mean) and named in `unknown`.
+
+    Parameters
+    ----------
+    engine : str or path
+        One of `engine_names`, or a file that `engine_yaml` wrote.
+    without : str, optional
+        URL of a study that does not count.
+
+    Raises
+    ------
+    ProfileError
+        When the name is unknown or the file is no engine's.
+
+    Examples
+    --------
+    >>> load_engine("vllm-2025").step < 2e-3
+    True
+    """
+    if isinstance(engine, Engine):
+        return engine
+    text = os.fspath(engine)
+    if text.endswith((".yaml", ".yml")) or os.sep in text:
+        return _engine(_read(Path(text)), without)
+    if text not in _records():
+        raise UnknownNameError(f"unknown engine {text!r}{did_you_mean(text, engine_names())}")
+    return _shipped(text, without)
+
+
+def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:
+    """Return the URLs of the studies that an engine was fitted to."""
+    return frozenset(_records()[name].fits) - {without}
+
+
+def engine_for(text: str, year: float | None) -> str | None:
+    """Return the name of the engine that a table's text and year mean, None where nobody did.
+
+    Examples
+    --------
+    >>> engine_for("vLLM v0.10.1", 2026), engine_for("HF Transformers-based, FP16", 2024)
+    ('vllm-2025', 'hf-eager')
+    """
+    when = _year(text) or year
+    for name, record in _records().items():
+        low, high = record.years
+        if re.search(record.spelled, text, re.IGNORECASE) and (when is None or low <= when <= high):
+            return name
+    return None
+
+
+_VLLM = ((0, 2023), (4, 2024), (7, 2025), (13, 2026))
+"""Minor versions of vLLM from which on a year's engine is meant."""
+
+
+def _year(text: str) -> int | None:
+    version = re.search(r"vllm\D*?v?>?=?0\.(\d+)", text.lower())
+    if version is None:
+        return None
+    return max(year for minor, year in _VLLM if int(version[1]) >= minor)
+
+
+def engine_yaml(engine: Engine) -> str:
+    """Return an engine as the text of a file that `load_engine` reads."""
+    study = next(iter(engine.studies), "own rows")
+    fit = {name: float(getattr(engine, name)) for name in _FITTED if name not in engine.unknown}
+    caps = {name: getattr(engine, name) for name in _CAPS}
+    return yaml_text(
+        {
+            "schema": _SCHEMA,
+            "name": engine.name,
+            "title": engine.title,
+            "serving": True,
+            "caps": {name: float(value) for name, value in caps.items() if np.isfinite(value)},
+            "sources": {"fit": {"title": engine.studies.get(study, "own rows"), "url": study}},
+            "fits": {"fit": fit},
+        }
+    )
+
+
+@cache
+def _shipped(name: str, without: str | None) -> Engine:
+    return _engine(_records()[name], without)
+
+
+def _engine(record: _Record, without: str | None) -> Engine:
+    values = record.values(without)
+    typical = _typical(without)
+    unknown = frozenset(name for name in HOST if name not in values)
+    return Engine(
+        name=record.name,
+        title=record.title,
+        **{name: values.get(name, typical.get(name, 0.0)) for name in HOST},
+        kernels=values.get("kernels", 1.0),
+        **record.caps,
+        unknown=unknown,
+        studies={url: text for url, text in record.studies.items() if url != without},
+    )
+
+
+@cache
+def _typical(without: str | None) -> dict[str, float]:
+    """Return what engines that serve say of each host time, on geometric average."""
+    each = [record.values(without) for record in _records().values() if record.serving]
+    return {name: _mean(found) for name in HOST if (found := [v[name] for v in each if name in v])}
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(np.maximum(values, 1e-12)))))
+
+
+@cache
+def _records() -> dict[str, _Record]:
+    files_ = sorted(entry.name for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
+    records = [_read(_folder() / name) for name in files_]
+    return {record.name: record for record in records}
+
+
+@cache
+def _folder() -> Traversable:
+    return profiles_folder() / "engines"
+
+
+def _read(file: Path | Traversable) -> _Record:
+    """Read one engine file.
+
+    Raises
+    ------
+    ProfileError
+        When it is not valid; names the key.
+    """
+    where = str(file)
+    try:
+        record = parse_yaml(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ProfileError(f"{where}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{where}: {error}") from None
+    if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
+        raise ProfileError(f"{where}: schema: must be {_SCHEMA}")
+    known = {"schema", "name", "title", "spelled", "years", "serving", "caps", "sources", "fits"}
+    for key in record:
+        if key not in known:
+            raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(str(key), known)}")
+    for key in ("name", "title"):
+        if not isinstance(record.get(key), str):
+            raise ProfileError(f"{where}: {key}: must be text")
+    sources, fits = record.get("sources"), record.get("fits")
+    if not isinstance(sources, dict) or not isinstance(fits, dict) or not fits:
+        raise ProfileError(f"{where}: must have sources and fits")
+    by_url: dict[str, dict[str, float]] = {}
+    for study, fit in fits.items():
+        if study not in sources:
+            raise ProfileError(f"{where}: fits: {study!r} is not among the file's sources")
+        by_url[str(sources[study]["url"])] = _numbers(fit, _FITTED, f"{where}: fits: {study}")
+    years = record.get("years", [1990, 2100])
+    return _Record(
+        name=record["name"],
+        title=record["title"],
+        spelled=record.get("spelled", "(?!)"),
+        years=(int(years[0]), int(years[1])),
+        serving=bool(record.get("serving", False)),
+        caps=_numbers(record.get("caps", {}), _CAPS, f"{where}: caps"),
+        fits=by_url,
+        studies={str(one["url"]): str(one["title"]) for one in sources.values()},
+    )
+
+
+def _numbers(values: Any, known: tuple[str, ...], where: str) -> dict[str, float]:
+    if not isinstance(values, dict):
+        raise ProfileError(f"{where}: must be a mapping; got {values!r}")
+    for name, value in values.items():
+        if name not in known:
+            raise ProfileError(f"{where}: {name}: unknown key{did_you_mean(str(name), known)}")
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (ok and 0 <= value < np.inf):
+            raise ProfileError(f"{where}: {name}: must be a number from 0; got {value!r}")
+    return {name: float(value) for name, value in values.items()}

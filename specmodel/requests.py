@@ -1,0 +1,345 @@
+r"""What users measure: throughput over requests that differ, prefill in both arms.
+
+Over kinds of requests with prompt P, output O, acceptance G and hit rate h of their own, at the
+context :math:`P + O/2` of the middle of their output,
+
+.. math:: S = \sum_i w_i \frac{\mathrm{prefill}_i + (O_i - 1)(T_p + T_h)}
+   {\mathrm{prefill}_i + \mathrm{prefill}^d_i + (O_i - 1) R_i / G_i}, \qquad
+   R = h (T_v + T_o) + (1 - h)(T_p + T_h) + T_d
+
+with every time that of a batch of alike requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from specmodel.acceptance import alpha_for_tokens, expected_tokens
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter, NGram
+from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.hardware import Device
+from specmodel.overheads import Engine
+from specmodel.roofline import Execution, pass_time
+from specmodel.speculation import RoundParts, drafter_execution, round_parts
+from specmodel.yaml_text import parse_yaml
+
+Floats = NDArray[np.float64]
+
+TYPICAL = "sharegpt"
+"""Whose requests stand for those of an unknown dataset: mixed chat."""
+
+_FURTHEST = 12.0  # in log odds: from 0.5 to within 1e-5 of 0 and 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """Kinds of requests of a workload and how they are accepted; arrays run over kinds.
+
+    Attributes
+    ----------
+    name : str
+    weight : ndarray
+        Share of the requests. [-]
+    prompt, output : ndarray
+        [token]; `output` infinite: decoding alone counts, at a context of `prompt`.
+    hit : ndarray
+        Share of rounds in which an n-gram lookup finds something. [-]
+    k : ndarray
+        Drafts at which acceptance is known. [token]
+    head, lookup : ndarray
+        Tokens per round of a draft head and of an n-gram lookup, kinds by `k`. [token]
+    source : str
+    """
+
+    name: str
+    weight: Floats
+    prompt: Floats
+    output: Floats
+    hit: Floats
+    k: Floats
+    head: Floats
+    lookup: Floats
+    source: str = ""
+
+    @classmethod
+    def alike(cls, prompt: float, output: float = np.inf) -> Requests:
+        """Return requests that are all of one length, their acceptance to be scaled.
+
+        Raises
+        ------
+        DomainError
+            When a length is out of range.
+        """
+        one = np.ones(1)
+        return cls(
+            name="alike",
+            weight=one,
+            prompt=real_array(prompt, "prompt", low=0, unit="token") * one,
+            output=real_array(output, "output", low=1, unit="token") * one
+            if np.isfinite(output)
+            else np.inf * one,
+            hit=0.3 * one,
+            k=one,
+            head=1.7 * one[:, None],
+            lookup=1.2 * one[:, None],
+        )
+
+    @property
+    def context(self) -> Floats:
+        """Mean context while decoding, P + O/2. [token]"""
+        return self.prompt + np.where(np.isfinite(self.output), self.output / 2, 0.0)
+
+    def of_length(self, prompt: float | None, output: float | None) -> Requests:
+        """Return the same requests stretched to a mean prompt and output. [token]"""
+        a = 1.0 if prompt is None else prompt / float(self.weight @ self.prompt)
+        b = 1.0 if output is None else output / float(self.weight @ self.output)
+        return replace(self, prompt=a * self.prompt, output=b * self.output)
+
+    def accepted(self, k: int, *, lookup: bool, scale: float = 0.0) -> Accepted:
+        """Return how drafts are accepted at k; `scale` moves the log odds of every kind. [-]"""
+        table = self.lookup if lookup else self.head
+        G = np.array([np.interp(k, self.k, row) for row in table])
+        if not lookup:
+            alpha = np.asarray(alpha_for_tokens(np.minimum(G, k + 1.0), k))
+            return Accepted(hit=np.ones_like(G), tokens=expected_tokens(_moved(alpha, scale), k))
+        found = np.minimum(1.0 + (G - 1.0) / np.maximum(self.hit, 1e-9), k + 1.0)
+        return Accepted(hit=_moved(self.hit, scale), tokens=found)
+
+    def accepted_to(self, G: float, k: int, *, lookup: bool) -> Accepted:
+        """Return how drafts are accepted where tokens over rounds of all requests are G.
+
+        Raises
+        ------
+        DomainError
+            When no scale of acceptance gives G at k.
+        """
+        share = np.where(np.isfinite(self.output), self.output, 1.0) * self.weight
+
+        def off(scale: float) -> float:
+            each = self.accepted(k, lookup=lookup, scale=scale).G
+            return float(share.sum() / (share @ (1 / each))) - G
+
+        return self.accepted(k, lookup=lookup, scale=solved(off, f"G = {G:g} at k = {k}"))
+
+
+def solved(off: Any, what: str) -> float:
+    """Return the scale of acceptance at which a rising function crosses zero.
+
+    Raises
+    ------
+    DomainError
+        When it does not.
+    """
+    low, high = off(-_FURTHEST), off(_FURTHEST)
+    if not low <= 0 <= high:
+        side = "little" if low > 0 else "much"
+        raise DomainError(f"{what}: no acceptance gives that {side}")
+    return float(brentq(off, -_FURTHEST, _FURTHEST, xtol=1e-5))
+
+
+def _moved(chance: Floats, scale: float) -> Floats:
+    """Return chances with their log odds moved."""
+    odds = chance / np.maximum(1.0 - chance, 1e-12) * np.exp(scale)
+    return np.asarray(odds / (1.0 + odds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Accepted:
+    """Share of rounds with drafts, and tokens of a round that has them; arrays over kinds."""
+
+    hit: Floats
+    tokens: Floats
+
+    @property
+    def G(self) -> Floats:
+        """Tokens per round. [token]"""
+        return 1.0 + self.hit * (self.tokens - 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """Requests served plainly and with speculation; what is left to say is engine and acceptance.
+
+    Attributes
+    ----------
+    requests : Requests
+    plain, rounds : RoundParts
+        Passes at the batch that runs without and with speculation.
+    prefill, prefill_plain, prefill_draft : ndarray
+        Of a batch, of each kind, on the device. [s]
+    """
+
+    requests: Requests
+    plain: RoundParts
+    rounds: RoundParts
+    prefill_plain: Floats
+    prefill: Floats
+    prefill_draft: Floats
+    _lookup: bool = field(default=False)
+
+    @property
+    def k(self) -> int:
+        """Drafts. [token]"""
+        return int(self.rounds.k)
+
+    def accepted(self, scale: float = 0.0) -> Accepted:
+        """Return the dataset's own acceptance, its log odds moved."""
+        return self.requests.accepted(self.k, lookup=self._lookup, scale=scale)
+
+    def accepted_to(self, G: float) -> Accepted:
+        """Return acceptance scaled to G tokens per round."""
+        return self.requests.accepted_to(G, self.k, lookup=self._lookup)
+
+    def seconds(self, engine: Engine | None, accepted: Accepted) -> tuple[Floats, Floats]:
+        """Return time of a batch of each kind, plainly and with speculation. [s]
+
+        Where only decoding counts, time of one token of each sequence.
+        """
+        kernels = 1.0 if engine is None else engine.kernels
+        step = self.plain.times(engine)
+        each = step.T_p + step.T_h
+        times = step if self.rounds is self.plain else self.rounds.times(engine)
+        found = times.T_v + times.T_o
+        missed = times.T_p + times.T_h
+        cost = accepted.hit * found + (1.0 - accepted.hit) * missed + times.T_d
+        many = np.isfinite(self.requests.output)
+        n = np.where(many, self.requests.output - 1.0, 1.0)
+        before, before_draft = kernels * self.prefill, kernels * self.prefill_draft
+        return (
+            np.asarray(kernels * self.prefill_plain + n * each),
+            np.asarray(before + before_draft + n * cost / accepted.G),
+        )
+
+    def speedup(self, engine: Engine | None, accepted: Accepted) -> float:
+        """Return S, the mean over requests of how much sooner each is done. [-]"""
+        plainly, drafted = self.seconds(engine, accepted)
+        running = float(self.rounds.B / self.plain.B)
+        return float(self.requests.weight @ (plainly / drafted)) * running
+
+    def throughput(self, engine: Engine | None, accepted: Accepted | None = None) -> float:
+        """Return tokens per second of the batch, plainly or with an acceptance. [token/s]"""
+        law = self.accepted() if accepted is None else accepted
+        taken = self.seconds(engine, law)[accepted is not None]
+        batch = float((self.plain if accepted is None else self.rounds).B)
+        made = np.where(np.isfinite(self.requests.output), self.requests.output, 1.0)
+        weight = self.requests.weight
+        return batch * float(weight @ made) / float(weight @ taken)
+
+
+def served(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    requests: Requests,
+    *,
+    B: float,
+    k: int,
+    execution: Execution,
+    most_plain: float = np.inf,
+    most: float = np.inf,
+) -> Served:
+    """Return requests served in batches of B, with k drafts and without.
+
+    Parameters
+    ----------
+    device, target, drafter, requests
+    B : float
+        Concurrent requests. [-]
+    k : int
+        [token]
+    execution : Execution
+    most_plain, most : float
+        Sequences that run together at most, without and with speculation. [-]
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+    """
+    whole_array(k, "k", low=1, unit="token")
+    lookup = isinstance(drafter, NGram)
+    if lookup:  # priced for rounds that find something; those that do not are plain steps
+        drafter = replace(drafter, hit=1.0)
+    execution = replace(execution, engine=None)
+
+    def parts(batch: float) -> RoundParts:
+        where = {"B": batch, "k": k, "L": requests.context}
+        return round_parts(device, target, drafter, execution=execution, **where)
+
+    alone, together = min(B, most_plain), min(B, most)
+    plain = parts(alone)
+    drafting = plain if together == alone else parts(together)
+
+    def prefill(where: Device, model: Architecture, batch: float, how: Execution) -> Floats:
+        P = requests.prompt
+        if not np.isfinite(requests.output).all():
+            return np.zeros_like(P)
+        return np.asarray(
+            pass_time(where, model, B=batch, W=P, L=P / 2, head_rows=1.0, execution=how).T
+        )
+
+    draft = drafter.cache(target)
+    own = drafter_execution(execution, drafter)
+    nothing = np.zeros_like(requests.prompt)
+    return Served(
+        requests=requests,
+        plain=plain,
+        rounds=drafting,
+        prefill_plain=prefill(device, target, alone, execution),
+        prefill=prefill(device, target, together, execution),
+        prefill_draft=nothing
+        if draft is None or not draft.layers
+        else prefill(drafter.device or device, draft, together, own),
+        _lookup=lookup,
+    )
+
+
+# -- what ships ----------------------------------------------------------------------------------
+
+
+def load_requests(dataset: str | None) -> Requests:
+    """Return a dataset's requests by any of its names; of an unknown one, typical ones.
+
+    Examples
+    --------
+    >>> load_requests("CNN/DM").name, load_requests("somebody's prompts").name
+    ('cnn', 'sharegpt')
+    """
+    known = _shipped()
+    text = (dataset or "").strip().lower()
+    return known.get(text.split(" (")[0], known[TYPICAL])
+
+
+def known_dataset(dataset: str | None) -> bool:
+    """Return whether a dataset's own requests ship."""
+    return (dataset or "").strip().lower().split(" (")[0] in _shipped()
+
+
+@cache
+def _shipped() -> dict[str, Requests]:
+    record = parse_yaml((files("specmodel") / "data" / "requests.yaml").read_text(encoding="utf-8"))
+    found: dict[str, Requests] = {}
+    for name, one in record["datasets"].items():
+        rows, ks = np.array(one["kinds"], dtype=np.float64), np.array(one["k"], dtype=np.float64)
+        source = record["sources"][one["source"]]
+        requests = Requests(
+            name=name,
+            weight=rows[:, 0] / rows[:, 0].sum(),
+            prompt=rows[:, 1],
+            output=rows[:, 2],
+            hit=rows[:, 3],
+            k=ks,
+            head=rows[:, 4 : 4 + ks.size],
+            lookup=rows[:, 4 + ks.size :],
+            source=f"{source['title']}, {source['url']}, read {source['read']}",
+        )
+        found |= {alias: requests for alias in (name, *one["aliases"])}
+    return found

@@ -1,0 +1,11 @@
+"""Predictions held against what others have measured.
+
+`rows` reads a table of published results, `cases` one of user reports; `setups` makes of a row
+what can be predicted, or says why not; `judging` predicts and `scores` counts the errors.
+"""
+
+from specmodel.validation.cases import read_cases
+from specmodel.validation.judging import Validation, validate
+from specmodel.validation.rows import Row, golden_rows, read_results
+
+__all__ = ["Row", "Validation", "golden_rows", "read_cases", "read_results", "validate"]
