@@ -120,6 +120,22 @@ def test_a_size_that_reads_like_a_suffix() -> None:
     assert sm.load_model("t5-base").name == sm.load_model("google-t5/T5-Base").name == "t5-base"
 
 
+def test_ling_of_the_first_version() -> None:
+    """Ling-lite-1.5, as its ``config.json`` is quoted in public: 16.8B parameters, 2.75B active."""
+    values = {
+        "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"],
+        "first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 1408, "moe_intermediate_size": 1408, "num_experts": 64,
+        "num_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_bias": False, "use_qkv_bias": False,
+        "vocab_size": 126464, "embedding_dropout": 0.0, "norm_head": False,
+        "norm_softmax": False, "output_dropout": 0.0,
+    }  # fmt: skip
+    model = from_dict(values, name="ling", where="config.json")
+    assert (model.total_params, model.active_params) == (16_801_974_272, 2_753_153_024)
+
+
 def test_unknown_preset_gets_a_suggestion() -> None:
     with pytest.raises(sm.ArchitectureError, match=r"did you mean 'llama-3\.1-8b'"):
         sm.load_model("llama-3.1-8bb")
