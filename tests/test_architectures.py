@@ -78,6 +78,8 @@ def test_every_file_is_read(model_configs: Path) -> None:
         ("mixtral-8x7b-v0.1", 46_702_792_704, 12_879_925_248, 65_536),
         ("deepseek-v3", 671_026_404_352, 37_552_282_624, 35_136),
         ("qwen2-0.5b", 494_032_768, 494_032_768, 6_144),
+        # the bf16 parameters of its checkpoint; 6.1B active (model card)
+        ("ling-flash-2.0", 102_889_697_280, 6_152_269_824, 32_768),
     ],
 )
 def test_preset_counts(name: str, total: int, active: int, kv: int) -> None:
