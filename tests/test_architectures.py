@@ -20,11 +20,13 @@ from specmodel.architectures import (
     MoE,
     eagle3_head,
     eagle_head,
+    find_model,
     from_dict,
     mtp_head,
     read_config,
 )
 from specmodel.dtypes import QUANTISABLE
+from specmodel.errors import UnknownNameError
 
 PRESETS = Path(sm.__file__).parent / "data" / "models"
 
@@ -120,6 +122,92 @@ def test_spellings_of_a_preset(spelling: str) -> None:
 
 def test_a_size_that_reads_like_a_suffix() -> None:
     assert sm.load_model("t5-base").name == sm.load_model("google-t5/T5-Base").name == "t5-base"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("LLaMA-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("LLaMA2-Chat-7B", "llama-2-7b"),
+        ("Llama2-7B-chat", "llama-2-7b"),
+        ("LLaMA-2-7B-32K", "llama-2-7b"),
+        ("Llama2-70B-chat", "llama-2-70b"),
+        ("LLaMA3-Instruct-8B", "llama-3.1-8b"),
+        ("Llama3-8B-Instruct", "llama-3.1-8b"),
+        ("LLaMA-Instruct 3.1 8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct (bf16)", "llama-3.1-8b"),
+        ("DeepSeek-R1-Distill-LLaMA-8B", "llama-3.1-8b"),
+        ("Llama3-70B", "llama-3.1-70b"),
+        ("Llama-3.2-1B-Instruct", "llama-3.2-1b"),
+        ("Llama-4-Scout-17B-16E-Instruct", "llama-4-scout-17b-16e"),
+        ("Vicuna-7B v1.5", "vicuna-7b-v1.3"),
+        ("Vicuna-33B", "vicuna-33b-v1.3"),
+        ("JackFram/Llama-68m", "llama-68m"),
+        ("princeton-nlp/Sheared-Llama-1.3B", "sheared-llama-1.3b"),
+        ("TinyLlama-1.1B, StreamingLLM sparse KV", "tinyllama-1.1b"),
+        ("Qwen2-0.5B-Instruct (single GPU)", "qwen2-0.5b"),
+        ("Qwen3-0.6B", "qwen3-0.6b"),
+        ("Qwen3-8B (thinking)", "qwen3-8b"),
+        ("Qwen3-8B-Thinking", "qwen3-8b"),
+        ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen3-Next-80B-A3B-Instruct-FP8", "qwen3-next-80b-a3b"),
+        ("QwQ-32B", "qwq-32b"),
+        ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b-v0.1"),
+        ("DeepSeek-R1-0528", "deepseek-r1"),
+        ("Kimi-K2-Instruct", "kimi-k2"),
+        ("GLM-4.5-Air-106B", "glm-4.5-air"),
+        ("T5-XXL v1.1 (11B, enc-dec)", "t5-v1.1-xxl"),
+        ("T5-small (77M)", "t5-v1.1-small"),  # the size of the gated version
+        ("T5-small", "t5-small"),
+        ("T5-small (60M)", "t5-small"),
+        ("google-t5/t5-base", "t5-base"),
+    ],
+)
+def test_names_as_published_tables_spell_them(spelling: str, name: str) -> None:
+    assert find_model(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype", "weights"),
+    [
+        ("Qwen3-Next-80B-A3B-Instruct-FP8", "bfloat16", "fp8"),
+        ("Llama-3.1-8B-Instruct (fp8)", "bfloat16", "fp8"),
+        ("Qwen3-32B-FP8", "bfloat16", "fp8"),
+        ("Vicuna-7B (bf16)", "bfloat16", "bfloat16"),
+        ("DeepSeek-V3 (bf16)", "bfloat16", "bfloat16"),
+        ("DeepSeek-V3", "bfloat16", "fp8"),
+    ],
+)
+def test_a_number_format_in_a_name(spelling: str, dtype: str, weights: str) -> None:
+    model = find_model(spelling)
+    assert (model.dtype, model.weight_dtype) == (dtype, weights)
+
+
+def test_a_checkpoint_in_fp8_is_found_before_the_suffix_is_read() -> None:
+    assert find_model("Qwen/Qwen3-32B-FP8") == sm.load_model("qwen3-32b-fp8")
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["", "(8B)", "fp8", "Vicuna", "Llama-3.1", "Llama-2-34B", "Llama-3-9B", "Qwen3-14B", "OPT-13B",
+     "Mistral-7B-v0.1", "Vicuna-33B v1.5", "llama-3.1-8b-q4", "GPT-4", "T5-small (11B)",
+     "Llama-3.1-8B (70B)"],
+)  # fmt: skip
+def test_names_of_no_model_that_ships(spelling: str) -> None:
+    with pytest.raises(UnknownNameError, match="unknown model"):
+        find_model(spelling)
+
+
+def test_a_name_nearly_right_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean 'vicuna-13b-v1\.5'"):
+        find_model("Vicuna-13B v1.6")
+
+
+def test_aliases_name_models_that_ship_under_names_of_their_own() -> None:
+    aliases = yaml.safe_load((PRESETS.parent / "model_aliases.yaml").read_text())
+    assert set(aliases.values()) <= set(sm.model_names())
+    assert not set(aliases) & set(sm.model_names())
 
 
 def test_ling_of_the_first_version() -> None:

@@ -15,6 +15,7 @@ from specmodel.architectures.parts import (
 from specmodel.architectures.presets import load_model, model_names
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.architectures.serialise import from_json, from_yaml, to_json, to_yaml
+from specmodel.architectures.spellings import find_model
 
 __all__ = [
     "MLP",
@@ -30,6 +31,7 @@ __all__ = [
     "Recurrent",
     "eagle3_head",
     "eagle_head",
+    "find_model",
     "from_dict",
     "from_json",
     "from_yaml",
