@@ -20,11 +20,13 @@ from specmodel.architectures import (
     MoE,
     eagle3_head,
     eagle_head,
+    find_model,
     from_dict,
     mtp_head,
     read_config,
 )
 from specmodel.dtypes import QUANTISABLE
+from specmodel.errors import UnknownNameError
 
 PRESETS = Path(sm.__file__).parent / "data" / "models"
 
@@ -78,6 +80,8 @@ def test_every_file_is_read(model_configs: Path) -> None:
         ("mixtral-8x7b-v0.1", 46_702_792_704, 12_879_925_248, 65_536),
         ("deepseek-v3", 671_026_404_352, 37_552_282_624, 35_136),
         ("qwen2-0.5b", 494_032_768, 494_032_768, 6_144),
+        # the bf16 parameters of its checkpoint; 6.1B active (model card)
+        ("ling-flash-2.0", 102_889_697_280, 6_152_269_824, 32_768),
     ],
 )
 def test_preset_counts(name: str, total: int, active: int, kv: int) -> None:
@@ -118,6 +122,108 @@ def test_spellings_of_a_preset(spelling: str) -> None:
 
 def test_a_size_that_reads_like_a_suffix() -> None:
     assert sm.load_model("t5-base").name == sm.load_model("google-t5/T5-Base").name == "t5-base"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("LLaMA-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("LLaMA2-Chat-7B", "llama-2-7b"),
+        ("Llama2-7B-chat", "llama-2-7b"),
+        ("LLaMA-2-7B-32K", "llama-2-7b"),
+        ("Llama2-70B-chat", "llama-2-70b"),
+        ("LLaMA3-Instruct-8B", "llama-3.1-8b"),
+        ("Llama3-8B-Instruct", "llama-3.1-8b"),
+        ("LLaMA-Instruct 3.1 8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct (bf16)", "llama-3.1-8b"),
+        ("DeepSeek-R1-Distill-LLaMA-8B", "llama-3.1-8b"),
+        ("Llama3-70B", "llama-3.1-70b"),
+        ("Llama-3.2-1B-Instruct", "llama-3.2-1b"),
+        ("Llama-4-Scout-17B-16E-Instruct", "llama-4-scout-17b-16e"),
+        ("Vicuna-7B v1.5", "vicuna-7b-v1.3"),
+        ("Vicuna-33B", "vicuna-33b-v1.3"),
+        ("JackFram/Llama-68m", "llama-68m"),
+        ("princeton-nlp/Sheared-Llama-1.3B", "sheared-llama-1.3b"),
+        ("TinyLlama-1.1B, StreamingLLM sparse KV", "tinyllama-1.1b"),
+        ("Qwen2-0.5B-Instruct (single GPU)", "qwen2-0.5b"),
+        ("Qwen3-0.6B", "qwen3-0.6b"),
+        ("Qwen3-8B (thinking)", "qwen3-8b"),
+        ("Qwen3-8B-Thinking", "qwen3-8b"),
+        ("Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen3-Next-80B-A3B-Instruct-FP8", "qwen3-next-80b-a3b"),
+        ("QwQ-32B", "qwq-32b"),
+        ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b-v0.1"),
+        ("DeepSeek-R1-0528", "deepseek-r1"),
+        ("Kimi-K2-Instruct", "kimi-k2"),
+        ("GLM-4.5-Air-106B", "glm-4.5-air"),
+        ("T5-XXL v1.1 (11B, enc-dec)", "t5-v1.1-xxl"),
+        ("T5-small (77M)", "t5-v1.1-small"),  # the size of the gated version
+        ("T5-small", "t5-small"),
+        ("T5-small (60M)", "t5-small"),
+        ("google-t5/t5-base", "t5-base"),
+    ],
+)
+def test_names_as_published_tables_spell_them(spelling: str, name: str) -> None:
+    assert find_model(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype", "weights"),
+    [
+        ("Qwen3-Next-80B-A3B-Instruct-FP8", "bfloat16", "fp8"),
+        ("Llama-3.1-8B-Instruct (fp8)", "bfloat16", "fp8"),
+        ("Qwen3-32B-FP8", "bfloat16", "fp8"),
+        ("Vicuna-7B (bf16)", "bfloat16", "bfloat16"),
+        ("DeepSeek-V3 (bf16)", "bfloat16", "bfloat16"),
+        ("DeepSeek-V3", "bfloat16", "fp8"),
+    ],
+)
+def test_a_number_format_in_a_name(spelling: str, dtype: str, weights: str) -> None:
+    model = find_model(spelling)
+    assert (model.dtype, model.weight_dtype) == (dtype, weights)
+
+
+def test_a_checkpoint_in_fp8_is_found_before_the_suffix_is_read() -> None:
+    assert find_model("Qwen/Qwen3-32B-FP8") == sm.load_model("qwen3-32b-fp8")
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["", "(8B)", "fp8", "Vicuna", "Llama-3.1", "Llama-2-34B", "Llama-3-9B", "Qwen3-14B", "OPT-13B",
+     "Mistral-7B-v0.1", "Vicuna-33B v1.5", "llama-3.1-8b-q4", "GPT-4", "T5-small (11B)",
+     "Llama-3.1-8B (70B)"],
+)  # fmt: skip
+def test_names_of_no_model_that_ships(spelling: str) -> None:
+    with pytest.raises(UnknownNameError, match="unknown model"):
+        find_model(spelling)
+
+
+def test_a_name_nearly_right_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean 'vicuna-13b-v1\.5'"):
+        find_model("Vicuna-13B v1.6")
+
+
+def test_aliases_name_models_that_ship_under_names_of_their_own() -> None:
+    aliases = yaml.safe_load((PRESETS.parent / "model_aliases.yaml").read_text())
+    assert set(aliases.values()) <= set(sm.model_names())
+    assert not set(aliases) & set(sm.model_names())
+
+
+def test_ling_of_the_first_version() -> None:
+    """Ling-lite-1.5, as its ``config.json`` is quoted in public: 16.8B parameters, 2.75B active."""
+    values = {
+        "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"],
+        "first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 1408, "moe_intermediate_size": 1408, "num_experts": 64,
+        "num_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_bias": False, "use_qkv_bias": False,
+        "vocab_size": 126464, "embedding_dropout": 0.0, "norm_head": False,
+        "norm_softmax": False, "output_dropout": 0.0,
+    }  # fmt: skip
+    model = from_dict(values, name="ling", where="config.json")
+    assert (model.total_params, model.active_params) == (16_801_974_272, 2_753_153_024)
 
 
 def test_unknown_preset_gets_a_suggestion() -> None:

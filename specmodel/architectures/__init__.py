@@ -21,6 +21,7 @@ from specmodel.architectures.parts import (
 from specmodel.architectures.presets import load_model, model_names
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.architectures.serialise import from_json, from_yaml, to_json, to_yaml
+from specmodel.architectures.spellings import find_model
 
 __all__ = [
     "MLP",
@@ -37,6 +38,7 @@ __all__ = [
     "block_head",
     "eagle3_head",
     "eagle_head",
+    "find_model",
     "from_dict",
     "from_json",
     "from_yaml",

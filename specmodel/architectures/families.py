@@ -83,7 +83,9 @@ def depth(keys: Keys) -> int:
 
 
 _HEADS_SPLIT_HIDDEN = frozenset(
-    {"llama", "mistral", "mixtral", "phi3", "olmo2", "qwen2", "qwen2_moe", "mimo", "jamba"}
+    """
+    llama mistral mixtral phi3 olmo2 qwen2 qwen2_moe mimo jamba bailing_moe
+    """.split()
 )
 """Families whose head width is hidden size over heads where the file says nothing."""
 
@@ -475,6 +477,18 @@ def deepseek_moe(keys: Keys, **kwargs: Any) -> MoE:
     )
 
 
+def _dense_then_sparse(
+    keys: Keys, fields: dict[str, Any], mixer: Attention | LatentAttention, moe: MoE
+) -> Architecture:
+    dense = MLP(width=keys.whole("intermediate_size"))
+    layers = (
+        Layer(mixer=mixer, mlp=moe if sparse else dense)
+        for sparse in sparse_layers(keys, depth(keys))
+    )
+    mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
+    return Architecture(**fields, layers=runs(layers), mtp_layers=mtp)
+
+
 def deepseek(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """DeepSeek-V2, V3, R1, V3.2 (sparse attention), Kimi-K2, GLM-5."""
     check_activation(keys, "hidden_act")
@@ -499,13 +513,41 @@ def deepseek(keys: Keys, fields: dict[str, Any]) -> Architecture:
         bias=bias_flag(keys),
         **index,
     )
-    moe, dense = deepseek_moe(keys), MLP(width=keys.whole("intermediate_size"))
-    layers = (
-        Layer(mixer=mixer, mlp=moe if sparse else dense)
-        for sparse in sparse_layers(keys, depth(keys))
+    return _dense_then_sparse(keys, fields, mixer, deepseek_moe(keys))
+
+
+def glm4_moe(keys: Keys, fields: dict[str, Any]) -> Architecture:
+    """GLM-4.5 and Air: grouped attention in front of DeepSeek's mixture.
+
+    Layout after transformers 5.24.0 (``models/glm4_moe/modeling_glm4_moe.py``), read 2026-11-30.
+    """
+    check_activation(keys, "hidden_act")
+    norm = "head" if keys.flag("use_qk_norm", False) else None
+    mixer = attention(keys, fields, qkv_bias=bias_flag(keys), qk_norm=norm)
+    return _dense_then_sparse(keys, fields, mixer, deepseek_moe(keys))
+
+
+def bailing_moe(keys: Keys, fields: dict[str, Any]) -> Architecture:
+    """Ling and Ling 2.0: the latter with norms on queries and keys."""
+    check_activation(keys, "hidden_act")
+    for key in ("score_function", "router_dtype", "moe_router_enable_expert_bias", "norm_head",
+                "norm_softmax", "use_rmsnorm", "rotary_dim", "mtp_loss_scaling_factor",
+                "max_window_layers", "embedding_dropout", "output_dropout"):  # fmt: skip
+        keys.raw(key, None)  # of routing, of the head's values, of rotary embedding, of training
+    norm = "head" if keys.flag("use_qk_norm", False) else None
+    mixer = attention(
+        keys, fields, qk_norm=norm,
+        qkv_bias=keys.flag("use_qkv_bias", False), output_bias=keys.flag("use_bias", False),
+    )  # fmt: skip
+    shared = keys.whole_or_none("moe_shared_expert_intermediate_size", None)
+    moe = routed(
+        keys,
+        experts="num_experts",
+        width="moe_intermediate_size",
+        shared_width=keys.whole("num_shared_experts", low=0)
+        * (shared or keys.whole("moe_intermediate_size")),
     )
-    mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
-    return Architecture(**fields, layers=runs(layers), mtp_layers=mtp)
+    return _dense_then_sparse(keys, fields, mixer, moe)
 
 
 def gpt_oss(keys: Keys, fields: dict[str, Any]) -> Architecture:
@@ -626,6 +668,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v32": deepseek,
     "glm_moe_dsa": deepseek,
     "kimi_k2": deepseek,
+    "glm4_moe": glm4_moe,
+    "bailing_moe": bailing_moe,
     "gpt_oss": gpt_oss,
     "llama4_text": llama4,
     "minimax_m2": minimax_m2,

@@ -56,7 +56,7 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
         return read_config(text)
     if path.is_dir() and len(path.parts) > 1:
         raise ArchitectureError(f"{text}: holds no config.json")
-    name = _normalise(text)
+    name = normalise(text)
     if name not in model_names():
         raise UnknownNameError(f"unknown model {text!r}{did_you_mean(name, model_names())}")
     return _preset(name)
@@ -69,7 +69,14 @@ def _preset(name: str) -> Architecture:
     return replace(from_dict(values, name=name, where=f"preset {name}"), source=values["_source"])
 
 
-def _normalise(text: str) -> str:
+def normalise(text: str) -> str:
+    """Return a name as `model_names` spells it, as far as its form goes.
+
+    Examples
+    --------
+    >>> normalise("meta-llama/Llama2-7B-chat")
+    'llama-2-7b'
+    """
     name = text.strip().lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
     if name in model_names():  # t5-base is a size
         return name
