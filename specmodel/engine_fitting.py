@@ -7,7 +7,7 @@ own values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,9 +58,24 @@ class Observation:
         return self.served.throughput(engine, self.accepted)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFit:
+    """An engine fitted to rows.
+
+    Attributes
+    ----------
+    engine : Engine
+    told : mapping of str to float
+        What the rows say of each value, 0 (nothing: it is where it started) to 1 (all). [-]
+    """
+
+    engine: Engine
+    told: Mapping[str, float]
+
+
 def fit_engine(
     base: Engine, observations: Sequence[Observation], *, kernel_spread: float = KERNEL_SPREAD
-) -> Engine:
+) -> EngineFit:
     """Return an engine whose host times go with the rows.
 
     Parameters
@@ -78,13 +93,13 @@ def fit_engine(
     """
     if not observations:
         raise DomainError("an engine is fitted to at least one row")
-    names = [name for name in HOST if getattr(base, name) > 0]
-    spread = np.array([HOST_SPREAD] * len(names) + [kernel_spread])
+    names = [*(name for name in HOST if getattr(base, name) > 0), "kernels"]
+    spread = np.array([HOST_SPREAD] * (len(names) - 1) + [kernel_spread])
 
     def engine(x: Floats) -> Engine:
         moved = np.exp(spread * x)
-        values = {n: getattr(base, n) * float(m) for n, m in zip(names, moved[:-1], strict=True)}
-        return replace(base, kernels=base.kernels * float(moved[-1]), **values)
+        values = {n: getattr(base, n) * float(m) for n, m in zip(names, moved, strict=True)}
+        return replace(base, **values)
 
     measured = np.log([one.value for one in observations])
 
@@ -93,4 +108,7 @@ def fit_engine(
         found = np.log([one.predicted(at) for one in observations])
         return np.concatenate([(found - measured) / ROW_SPREAD, x])
 
-    return engine(least_squares(residuals, np.zeros(spread.size), diff_step=1e-3).x)
+    fit = least_squares(residuals, np.zeros(spread.size), diff_step=1e-3)
+    left = np.diag(np.linalg.inv(fit.jac.T @ fit.jac))  # variance left, of 1 before any row
+    told = dict(zip(names, (1 - np.minimum(left, 1.0)).tolist(), strict=True))
+    return EngineFit(engine=engine(fit.x), told=told)

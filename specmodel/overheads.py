@@ -316,7 +316,7 @@ def _read(file: Path | Traversable) -> _Record:
         if not isinstance(record.get(key), str):
             raise ProfileError(f"{where}: {key}: must be text")
     sources, fits = record.get("sources"), record.get("fits")
-    if not isinstance(sources, dict) or not isinstance(fits, dict) or not fits:
+    if not isinstance(sources, dict) or not isinstance(fits, dict):
         raise ProfileError(f"{where}: must have sources and fits")
     by_url: dict[str, dict[str, float]] = {}
     for study, fit in fits.items():

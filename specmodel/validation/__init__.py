@@ -5,7 +5,17 @@ what can be predicted, or says why not; `judging` predicts and `scores` counts t
 """
 
 from specmodel.validation.cases import read_cases
-from specmodel.validation.judging import Validation, validate
+from specmodel.validation.judging import Judged, Validation, plain_rate, prepared, validate
 from specmodel.validation.rows import Row, golden_rows, read_results
 
-__all__ = ["Row", "Validation", "golden_rows", "read_cases", "read_results", "validate"]
+__all__ = [
+    "Judged",
+    "Row",
+    "Validation",
+    "golden_rows",
+    "plain_rate",
+    "prepared",
+    "read_cases",
+    "read_results",
+    "validate",
+]

@@ -75,7 +75,7 @@ def validate(rows: Iterable[Row]) -> Validation:
     speculative row at batch 1 move them (`fit_engine`), of each deployment: engine, device,
     target and drafter. Rows so used do not count.
     """
-    judged = [_prepared(row) for row in rows]
+    judged = [prepared(row) for row in rows]
     by_deployment: dict[Any, list[Judged]] = defaultdict(list)
     for one in judged:
         if one.setup is not None:
@@ -87,7 +87,8 @@ def validate(rows: Iterable[Row]) -> Validation:
     return Validation(judged=tuple(judged))
 
 
-def _prepared(row: Row) -> Judged:
+def prepared(row: Row) -> Judged:
+    """Return a row with its setup, or with the reason why there is none."""
     if row.speedup is None:
         return Judged(row=row, why="no speedup measured")
     if row.speedup_baseline != "no_spec_same_engine":
@@ -143,18 +144,17 @@ def _timed(one: Judged, engine: Engine) -> _Case | None:
 
 def _deployment(together: Sequence[Judged]) -> None:
     """Predict the rows of one deployment."""
-    first = together[0]
-    if first.setup is None:
-        return
-    name, url = first.setup.engine, first.row.url
+    made = together[0].setup
+    assert made is not None  # noqa: S101 (of every row of a deployment)
+    name, url = made.engine, together[0].row.url
     whole = load_engine(name) if name else None
     measured = name is not None and bool(fitted_to(name, without=url))
     base = load_engine(name, without=url) if measured and name else _typical(url)
     cases = [case for one in together if (case := _timed(one, base)) is not None]
     laws = [_law(case) for case in cases]
     seen = _observations(cases, laws)
-    spread = KERNEL_SPREAD if _calibrated(first.setup) else GENERIC_SPREAD
-    engine = fit_engine(base, seen, kernel_spread=spread) if seen else base
+    spread = KERNEL_SPREAD if _calibrated(made) else GENERIC_SPREAD
+    engine = fit_engine(base, seen, kernel_spread=spread).engine if seen else base
     known = measured or any("engine" in case.judged.anchors for case in cases)
     in_study = whole if whole is not None and url in fitted_to(name or "") else None
     for case, law in zip(cases, laws, strict=True):
@@ -199,9 +199,9 @@ def _typical(url: str) -> Engine:
 def _observations(cases: Sequence[_Case], laws: Sequence[Accepted | None]) -> list[Observation]:
     """Return the plain rate and the speculative row at batch 1 that a deployment is known by."""
     seen: list[Observation] = []
-    plain = next((c for c in cases if _rate(c.row) is not None and len(c.at) == 1), None)
+    plain = next((c for c in cases if plain_rate(c.row) is not None and len(c.at) == 1), None)
     if plain is not None:
-        rate = _rate(plain.row)
+        rate = plain_rate(plain.row)
         seen.append(Observation(served=plain.at[0], what="plain", value=float(rate or 0.0)))
     for case, law in zip(cases, laws, strict=True):
         if law is not None and case.row.batch == 1 and case.row.speedup is not None:
@@ -213,7 +213,7 @@ def _observations(cases: Sequence[_Case], laws: Sequence[Accepted | None]) -> li
     return seen
 
 
-def _rate(row: Row) -> float | None:
+def plain_rate(row: Row) -> float | None:
     """Return the plain tokens per second of the whole batch, where the unit says what it is."""
     unit, rate = row.throughput_unit.lower(), row.baseline_throughput
     if rate is None or row.batch is None or "total" in unit:

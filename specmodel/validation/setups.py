@@ -174,6 +174,7 @@ _TREES = {
 ``ea_model.py`` (60 nodes, top 10, depths 5 and 7 after the first), Medusa ``medusa_choices.py``
 (63 nodes, 4 heads)."""
 
+_ALWAYS_TREES = ("eagle2", "medusa")
 _CHAINS = {"draft_model": 5, "ngram": 10, "suffix": 10, "lookahead": 5, "mtp": 1}
 """Drafts where a row names none: Spec-Bench's settings of SpS, PLD and lookahead."""
 
@@ -245,14 +246,11 @@ def _drafter(row: Row, target: Architecture, assumed: list[str]) -> tuple[Drafte
         raise Unpredictable(f"drafter: {error}") from None
     shape = _shape(row.tree)
     k = None if row.k is None else int(row.k)
-    if (shape is None and row.tree) or (kind in ("eagle2", "medusa") and not row.tree):
+    text = "" if _NO_TREE.search(row.tree.lower()) else row.tree
+    if shape is None and (text or kind in _ALWAYS_TREES or (k is None and kind in _TREES)):
         usual = _TREES.get(kind)
         if usual is None:
             raise Unpredictable(f"tree not understood: {row.tree!r}")
-        assumed.append(f"the tree {usual.nodes} nodes, depth {usual.depth}")
-        shape = usual
-    if shape is None and k is None and kind in _TREES:
-        usual = _TREES[kind]
         assumed.append(f"the tree {usual.nodes} nodes, depth {usual.depth}")
         shape = usual
     if shape is None:
@@ -273,12 +271,13 @@ def _drafter(row: Row, target: Architecture, assumed: list[str]) -> tuple[Drafte
 
 
 _NUMBER = r"(\d+)"
+_NO_TREE = re.compile("single block|adaptive")
 
 
 def _shape(text: str) -> _Usual | None:
     """Return depth, nodes drafted on and nodes beside the root; depth 0: as many as drafts."""
     tree = text.lower()
-    if not tree or "single block" in tree or "adaptive" in tree:
+    if _NO_TREE.search(tree):
         return None
 
     def number(*patterns: str) -> int | None:

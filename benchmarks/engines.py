@@ -1,0 +1,82 @@
+"""What published rows say of each engine's host times, study by study.
+
+    python benchmarks/engines.py results.csv cases.yaml
+
+prints, for every engine and study whose rows state their acceptance, the values that its rows tell
+at least half of, as ``fits`` of a file of ``hardware_profiles/engines`` take them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
+from specmodel.errors import SpecmodelError
+from specmodel.overheads import Engine, load_engine
+from specmodel.validation import Judged, plain_rate, prepared, read_cases, read_results
+
+START = {
+    "hf-eager": {"eager_layer": 5e-4, "draft_layer": 5e-4, "head_pass": 1e-3, "draft_pass": 5e-4},
+    "hf-compiled": {"eager_layer": 1e-4},
+}
+"""Where fits of engines that launch kernel by kernel start from. [s]"""
+TOLD = 0.5
+
+
+def main() -> None:
+    files = [(read_cases if name.endswith(".yaml") else read_results)(name) for name in sys.argv[1:]]
+    rows = [prepared(row) for row in chain(*files) if "conflict" not in row.quality]
+    studies: dict[Any, list[Judged]] = defaultdict(list)
+    for one in rows:
+        if one.setup is not None and one.setup.engine is not None:
+            studies[one.setup.engine, one.row.url].append(one)
+    for (name, url), together in sorted(studies.items()):
+        start = START.get(name, {})
+        base = replace(load_engine(name, without=url), **start)
+        if name.startswith("hf"):
+            base = replace(base, captured_rows=0.0)
+        calibrated = all(one.setup and one.setup.device.calibration for one in together)
+        seen = []
+        for one in together:
+            seen += observed(one, base)
+        if not seen:
+            continue
+        fit = fit_engine(base, seen, kernel_spread=KERNEL_SPREAD if calibrated else 0.3)
+        off = np.log([o.predicted(fit.engine) / o.value for o in seen])
+        print(f"{name}  # {url}")
+        print(f"  # {len(seen)} rows, off by {np.median(abs(off)):.1%} in the median", end="")
+        print(f", {np.quantile(abs(off), 0.9):.1%} at the 90th percentile")
+        for value, told in fit.told.items():
+            if told > TOLD:
+                print(f"    {value}: {getattr(fit.engine, value):.3g}  # {told:.0%} told")
+
+
+def observed(one: Judged, base: Engine) -> list[Observation]:
+    """Return what a row says: its plain rate, and its speedup where it states acceptance."""
+    found: list[Observation] = []
+    row, setup = one.row, one.setup
+    if setup is None or row.batch is None or row.speedup is None:
+        return found
+    try:
+        caps = {"most_plain": base.max_running, "most": base.max_running_speculating}
+        served = setup.at(row.batch, **caps)
+        if (rate := plain_rate(row)) is not None:
+            found.append(Observation(served=served, what="plain", value=rate))
+        if row.tokens_per_step_G is not None:
+            law = served.accepted_to(row.tokens_per_step_G)
+            found.append(
+                Observation(served=served, what="speedup", value=row.speedup, accepted=law)
+            )
+    except SpecmodelError:
+        return found
+    return found
+
+
+if __name__ == "__main__":
+    main()
