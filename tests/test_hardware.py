@@ -21,6 +21,7 @@ RHO = {
     ("ampere", "GDDR"): (190, 220),
     ("ampere", "GDDR, consumer"): (70, 85),
     ("ada", "GDDR"): (370, 430),
+    ("ada", "GDDR, half rate"): (190, 220),
     ("ada", "GDDR, consumer"): (150, 175),
     ("hopper", "HBM"): (200, 390),
     ("hopper", "export, few units on much memory"): (35, 40),
@@ -45,7 +46,8 @@ RHO = {
 PART = {
     "t4": "GDDR",
     "a10": "GDDR", "a40": "GDDR", "rtx-a6000": "GDDR", "rtx-3090": "GDDR, consumer",
-    "l4": "GDDR", "l40s": "GDDR", "rtx-6000-ada": "GDDR", "rtx-4090": "GDDR, consumer",
+    "l4": "GDDR", "l40": "GDDR, half rate", "l40s": "GDDR", "rtx-6000-ada": "GDDR",
+    "rtx-4090": "GDDR, consumer",
     "h20": "export, few units on much memory",
     "rtx-pro-6000-blackwell": "GDDR", "rtx-5090": "GDDR, consumer", "gb10": "LPDDR",
     "strix-halo": "LPDDR", "m2-ultra": "LPDDR", "m3-ultra": "LPDDR", "m4-max": "LPDDR",
@@ -101,6 +103,9 @@ def test_peaks_are_dense(name: str) -> None:
         ("h200", 989.4, 4.8, 141),
         ("b200", 2250, 8.0, 180),
         ("mi300x", 1307.4, 5.3, 192),
+        ("a800", 312, 2.039, 80),
+        ("h800", 989.5, 3.35, 80),
+        ("l40", 181.05, 0.864, 48),
     ],
 )
 def test_headline_figures(name: str, tera: float, bandwidth: float, capacity: float) -> None:
@@ -108,6 +113,11 @@ def test_headline_figures(name: str, tera: float, bandwidth: float, capacity: fl
     assert device.flops("bfloat16") == tera * 1e12
     assert device.memory_bandwidth == pytest.approx(bandwidth * 1e12)
     assert device.memory_capacity == capacity * 1e9
+
+
+@pytest.mark.parametrize(("name", "total"), [("a800", 400), ("h800", 400), ("a100", 600)])
+def test_nvlink_is_one_direction(name: str, total: float) -> None:
+    assert sm.load_device(name).interconnect_bandwidth == total * 1e9 / 2
 
 
 @pytest.mark.parametrize("name", sm.device_names())
@@ -125,6 +135,27 @@ def test_every_value_is_sourced(name: str) -> None:
 )
 def test_spellings_find_one_file(spelling: str) -> None:
     assert sm.load_device(spelling).name == "h100-sxm"
+
+
+# As the tables of papers and engines write them.
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("H100 80GB", "h100-sxm"), ("H200", "h200-sxm"), ("H20", "h20"), ("H800", "h800-sxm"),
+        ("NVIDIA H800 SXM5 80GB", "h800-sxm"),
+        ("A100 80GB", "a100-sxm-80gb"), ("A100-80GB", "a100-sxm-80gb"),
+        ("A100-PCIE 80GB", "a100-pcie-80gb"), ("NVIDIA A800-SXM4-80GB", "a800-sxm-80gb"),
+        ("A100 40GB", "a100-sxm-40gb"), ("A100-40GB", "a100-sxm-40gb"),
+        ("A800", "a800-sxm-80gb"), ("V100-32GB", "v100-sxm2-32gb"), ("NVIDIA L40", "l40"),
+        ("B200", "b200"), ("B300", "b300"), ("GB200", "gb200"), ("GB300", "gb300"),
+        ("GB300 NVL72", "gb300"), ("GB10", "gb10"), ("RTX A6000", "rtx-a6000"),
+        ("RTX 3090", "rtx-3090"), ("RTX 3090 24GB", "rtx-3090"), ("RTX 4090", "rtx-4090"),
+        ("RTX 5090", "rtx-5090"), ("MI300X", "mi300x"), ("MI355X", "mi355x"),
+        ("TPU-v4", "tpu-v4"), ("Trainium2", "trainium-2"),
+    ],
+)  # fmt: skip
+def test_spellings_of_published_tables(spelling: str, name: str) -> None:
+    assert sm.load_device(spelling).name == name
 
 
 @pytest.mark.parametrize(
