@@ -18,7 +18,7 @@ import numpy as np
 
 from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
-from specmodel.overheads import Engine, load_engine
+from specmodel.overheads import load_engine
 from specmodel.validation import Judged, plain_rate, prepared, read_cases, read_results
 
 START = {
@@ -44,7 +44,7 @@ def main() -> None:
         calibrated = all(one.setup and one.setup.device.calibration for one in together)
         seen = []
         for one in together:
-            seen += observed(one, base)
+            seen += observed(one)
         if not seen:
             continue
         fit = fit_engine(base, seen, kernel_spread=KERNEL_SPREAD if calibrated else 0.3)
@@ -57,15 +57,14 @@ def main() -> None:
                 print(f"    {value}: {getattr(fit.engine, value):.3g}  # {told:.0%} told")
 
 
-def observed(one: Judged, base: Engine) -> list[Observation]:
+def observed(one: Judged) -> list[Observation]:
     """Return what a row says: its plain rate, and its speedup where it states acceptance."""
     found: list[Observation] = []
     row, setup = one.row, one.setup
     if setup is None or row.batch is None or row.speedup is None:
         return found
     try:
-        caps = {"most_plain": base.max_running, "most": base.max_running_speculating}
-        served = setup.at(row.batch, **caps)
+        served = setup.at(row.batch)
         if (rate := plain_rate(row)) is not None:
             found.append(Observation(served=served, what="plain", value=rate))
         if row.tokens_per_step_G is not None:

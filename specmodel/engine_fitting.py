@@ -27,7 +27,8 @@ KERNEL_SPREAD = 0.1
 """The same of an engine's kernels against those the device was calibrated with; two engines
 measure one GEMM 4 to 6% apart. [-]"""
 ROW_SPREAD = 0.03
-"""Of one measured row. [-]"""
+"""Of one measured row, at least; more where the rows disagree with every engine. [-]"""
+_ENOUGH = 6  # rows, from which on their own disagreement is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,12 +104,16 @@ def fit_engine(
 
     measured = np.log([one.value for one in observations])
 
-    def residuals(x: Floats) -> Floats:
+    def off(x: Floats) -> Floats:
         at = engine(x)
-        found = np.log([one.predicted(at) for one in observations])
-        return np.concatenate([(found - measured) / ROW_SPREAD, x])
+        return np.log([one.predicted(at) for one in observations]) - measured
 
-    fit = least_squares(residuals, np.zeros(spread.size), diff_step=1e-3)
+    x, row = np.zeros(spread.size), ROW_SPREAD
+    for _ in range(2 if len(observations) >= _ENOUGH else 1):
+        scale = row
+        fit = least_squares(lambda y: np.concatenate([off(y) / scale, y]), x, diff_step=1e-3)  # noqa: B023
+        x = fit.x
+        row = max(ROW_SPREAD, float(np.sqrt(np.mean(off(x) ** 2))))
     left = np.diag(np.linalg.inv(fit.jac.T @ fit.jac))  # variance left, of 1 before any row
     told = dict(zip(names, (1 - np.minimum(left, 1.0)).tolist(), strict=True))
-    return EngineFit(engine=engine(fit.x), told=told)
+    return EngineFit(engine=engine(x), told=told)

@@ -150,14 +150,15 @@ class _Record:
     fits: Mapping[str, Mapping[str, float]]  # by URL of the study
     studies: Mapping[str, str]
 
-    def values(self, without: str | None) -> dict[str, float]:
-        """Return the geometric mean of what the studies say, one left out."""
+    def values(self, without: str | None, study: str | None = None) -> dict[str, float]:
+        """Return the geometric mean of what the studies say, one left out or one alone."""
         by_name: dict[str, list[float]] = {}
-        for study, fit in self.fits.items():
-            if study != without:
+        for url, fit in self.fits.items():
+            if url != without:
                 for name, value in fit.items():
                     by_name.setdefault(name, []).append(value)
-        return {name: _mean(found) for name, found in by_name.items()}
+        pooled = {name: _mean(found) for name, found in by_name.items()}
+        return pooled | dict(self.fits.get(study or "", {}))
 
 
 def engine_names() -> tuple[str, ...]:
@@ -165,7 +166,12 @@ def engine_names() -> tuple[str, ...]:
     return tuple(_records())
 
 
-def load_engine(engine: str | os.PathLike[str] | Engine, *, without: str | None = None) -> Engine:
+def load_engine(
+    engine: str | os.PathLike[str] | Engine,
+    *,
+    without: str | None = None,
+    study: str | None = None,
+) -> Engine:
     """Return an engine's host times.
 
     What none of its studies says is taken from the other engines that serve (their geometric
@@ -175,8 +181,8 @@ def load_engine(engine: str | os.PathLike[str] | Engine, *, without: str | None 
     ----------
     engine : str or path
         One of `engine_names`, or a file that `engine_yaml` wrote.
-    without : str, optional
-        URL of a study that does not count.
+    without, study : str, optional
+        URL of a study that does not count; of one that alone counts where it says anything.
 
     Raises
     ------
@@ -192,10 +198,10 @@ def load_engine(engine: str | os.PathLike[str] | Engine, *, without: str | None 
         return engine
     text = os.fspath(engine)
     if text.endswith((".yaml", ".yml")) or os.sep in text:
-        return _engine(_read(Path(text)), without)
+        return _engine(_read(Path(text)), without, study)
     if text not in _records():
         raise UnknownNameError(f"unknown engine {text!r}{did_you_mean(text, engine_names())}")
-    return _shipped(text, without)
+    return _shipped(text, without, study)
 
 
 def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:
@@ -249,12 +255,12 @@ def engine_yaml(engine: Engine) -> str:
 
 
 @cache
-def _shipped(name: str, without: str | None) -> Engine:
-    return _engine(_records()[name], without)
+def _shipped(name: str, without: str | None, study: str | None) -> Engine:
+    return _engine(_records()[name], without, study)
 
 
-def _engine(record: _Record, without: str | None) -> Engine:
-    values = record.values(without)
+def _engine(record: _Record, without: str | None, study: str | None) -> Engine:
+    values = record.values(without, study)
     typical = _typical(without)
     unknown = frozenset(name for name in HOST if name not in values)
     return Engine(

@@ -171,16 +171,14 @@ class Served:
     Attributes
     ----------
     requests : Requests
-    plain, rounds : RoundParts
-        Passes at the batch that runs without and with speculation.
-    prefill, prefill_plain, prefill_draft : ndarray
+    parts : RoundParts
+        Passes of a round and of the plain step.
+    prefill, prefill_draft : ndarray
         Of a batch, of each kind, on the device. [s]
     """
 
     requests: Requests
-    plain: RoundParts
-    rounds: RoundParts
-    prefill_plain: Floats
+    parts: RoundParts
     prefill: Floats
     prefill_draft: Floats
     _lookup: bool = field(default=False)
@@ -188,7 +186,7 @@ class Served:
     @property
     def k(self) -> int:
         """Drafts. [token]"""
-        return int(self.rounds.k)
+        return int(self.parts.k)
 
     def accepted(self, scale: float = 0.0) -> Accepted:
         """Return the dataset's own acceptance, its log odds moved."""
@@ -204,31 +202,27 @@ class Served:
         Where only decoding counts, time of one token of each sequence.
         """
         kernels = 1.0 if engine is None else engine.kernels
-        step = self.plain.times(engine)
-        each = step.T_p + step.T_h
-        times = step if self.rounds is self.plain else self.rounds.times(engine)
-        found = times.T_v + times.T_o
-        missed = times.T_p + times.T_h
-        cost = accepted.hit * found + (1.0 - accepted.hit) * missed + times.T_d
+        times = self.parts.times(engine)
+        each, found = times.T_p + times.T_h, times.T_v + times.T_o
+        cost = accepted.hit * found + (1.0 - accepted.hit) * each + times.T_d
         many = np.isfinite(self.requests.output)
         n = np.where(many, self.requests.output - 1.0, 1.0)
         before, before_draft = kernels * self.prefill, kernels * self.prefill_draft
         return (
-            np.asarray(kernels * self.prefill_plain + n * each),
+            np.asarray(before + n * each),
             np.asarray(before + before_draft + n * cost / accepted.G),
         )
 
     def speedup(self, engine: Engine | None, accepted: Accepted) -> float:
         """Return S, the mean over requests of how much sooner each is done. [-]"""
         plainly, drafted = self.seconds(engine, accepted)
-        running = float(self.rounds.B / self.plain.B)
-        return float(self.requests.weight @ (plainly / drafted)) * running
+        return float(self.requests.weight @ (plainly / drafted))
 
     def throughput(self, engine: Engine | None, accepted: Accepted | None = None) -> float:
         """Return tokens per second of the batch, plainly or with an acceptance. [token/s]"""
         law = self.accepted() if accepted is None else accepted
         taken = self.seconds(engine, law)[accepted is not None]
-        batch = float((self.plain if accepted is None else self.rounds).B)
+        batch = float(self.parts.B)
         made = np.where(np.isfinite(self.requests.output), self.requests.output, 1.0)
         weight = self.requests.weight
         return batch * float(weight @ made) / float(weight @ taken)
@@ -243,8 +237,6 @@ def served(
     B: float,
     k: int,
     execution: Execution,
-    most_plain: float = np.inf,
-    most: float = np.inf,
 ) -> Served:
     """Return requests served in batches of B, with k drafts and without.
 
@@ -256,8 +248,6 @@ def served(
     k : int
         [token]
     execution : Execution
-    most_plain, most : float
-        Sequences that run together at most, without and with speculation. [-]
 
     Raises
     ------
@@ -270,20 +260,12 @@ def served(
         drafter = replace(drafter, hit=1.0)
     execution = replace(execution, engine=None)
 
-    def parts(batch: float) -> RoundParts:
-        where = {"B": batch, "k": k, "L": requests.context}
-        return round_parts(device, target, drafter, execution=execution, **where)
-
-    alone, together = min(B, most_plain), min(B, most)
-    plain = parts(alone)
-    drafting = plain if together == alone else parts(together)
-
-    def prefill(where: Device, model: Architecture, batch: float, how: Execution) -> Floats:
+    def prefill(where: Device, model: Architecture, how: Execution) -> Floats:
         P = requests.prompt
         if not np.isfinite(requests.output).all():
             return np.zeros_like(P)
         return np.asarray(
-            pass_time(where, model, B=batch, W=P, L=P / 2, head_rows=1.0, execution=how).T
+            pass_time(where, model, B=B, W=P, L=P / 2, head_rows=1.0, execution=how).T
         )
 
     draft = drafter.cache(target)
@@ -291,13 +273,13 @@ def served(
     nothing = np.zeros_like(requests.prompt)
     return Served(
         requests=requests,
-        plain=plain,
-        rounds=drafting,
-        prefill_plain=prefill(device, target, alone, execution),
-        prefill=prefill(device, target, together, execution),
+        parts=round_parts(
+            device, target, drafter, B=B, k=k, L=requests.context, execution=execution
+        ),
+        prefill=prefill(device, target, execution),
         prefill_draft=nothing
         if draft is None or not draft.layers
-        else prefill(drafter.device or device, draft, together, own),
+        else prefill(drafter.device or device, draft, own),
         _lookup=lookup,
     )
 

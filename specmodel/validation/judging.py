@@ -129,14 +129,13 @@ class _Case:
         return None if G is None else self.at[0].accepted_to(G)
 
 
-def _timed(one: Judged, engine: Engine) -> _Case | None:
+def _timed(one: Judged) -> _Case | None:
     made = one.setup
     if made is None:
         return None
     batches = _PEAK if one.row.batch is None else np.array([one.row.batch])
-    caps = {"most_plain": engine.max_running, "most": engine.max_running_speculating}
     try:
-        return _Case(one, tuple(made.at(float(B), **caps) for B in batches))
+        return _Case(one, tuple(made.at(float(B)) for B in batches))
     except SpecmodelError as error:
         one.why, one.setup = str(error), None
         return None
@@ -147,10 +146,10 @@ def _deployment(together: Sequence[Judged]) -> None:
     made = together[0].setup
     assert made is not None  # noqa: S101 (of every row of a deployment)
     name, url = made.engine, together[0].row.url
-    whole = load_engine(name) if name else None
+    whole = load_engine(name, study=url) if name else None
     measured = name is not None and bool(fitted_to(name, without=url))
     base = load_engine(name, without=url) if measured and name else _typical(url)
-    cases = [case for one in together if (case := _timed(one, base)) is not None]
+    cases = [case for one in together if (case := _timed(one)) is not None]
     laws = [_law(case) for case in cases]
     seen = _observations(cases, laws)
     spread = KERNEL_SPREAD if _calibrated(made) else GENERIC_SPREAD

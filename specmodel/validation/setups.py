@@ -66,7 +66,7 @@ class Setup:
     engine: str | None
     assumed: tuple[str, ...]
 
-    def at(self, batch: float, *, most_plain: float = np.inf, most: float = np.inf) -> Served:
+    def at(self, batch: float) -> Served:
         """Return its requests served at a batch."""
         return served(
             self.device,
@@ -76,8 +76,6 @@ class Setup:
             B=batch,
             k=self.k,
             execution=self.execution,
-            most_plain=most_plain,
-            most=most,
         )
 
 
