@@ -30,7 +30,9 @@ TOLD = 0.5
 
 
 def main() -> None:
-    files = [(read_cases if name.endswith(".yaml") else read_results)(name) for name in sys.argv[1:]]
+    files = [
+        (read_cases if name.endswith(".yaml") else read_results)(name) for name in sys.argv[1:]
+    ]
     rows = [prepared(row) for row in chain(*files) if "conflict" not in row.quality]
     studies: dict[Any, list[Judged]] = defaultdict(list)
     for one in rows:

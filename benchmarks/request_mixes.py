@@ -60,9 +60,7 @@ def kinds(table: pd.DataFrame, name: str, ks: list[int]) -> list[list[float]]:
     found = []
     for kind in np.unique(label):
         a, b = head[label == kind], lookup[label == kind]
-        tokens = [
-            x.output_tokens.sum() / x[f"rounds_at_k{k}"].sum() for x in (a, b) for k in ks
-        ]
+        tokens = [x.output_tokens.sum() / x[f"rounds_at_k{k}"].sum() for x in (a, b) for k in ks]
         hit = min((b.output_tokens.sum() / b.rounds_at_k3.sum() - 1) / accepted, 1.0)
         size = [len(a) / len(head), a.prompt_tokens.mean(), a.output_tokens.mean()]
         found.append([*size, hit, *tokens])

@@ -209,6 +209,11 @@ def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:
     return frozenset(_records()[name].fits) - {without}
 
 
+def serves(name: str) -> bool:
+    """Return whether an engine serves requests, rather than a research implementation."""
+    return _records()[name].serving
+
+
 def engine_for(text: str, year: float | None) -> str | None:
     """Return the name of the engine that a table's text and year mean, None where nobody did.
 
