@@ -18,8 +18,9 @@ import numpy as np
 
 from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
-from specmodel.overheads import load_engine
-from specmodel.validation import Judged, plain_rate, prepared, read_cases, read_results
+from specmodel.overheads import Engine, load_engine
+from specmodel.requests import Served
+from specmodel.validation import PEAK, Judged, plain_rate, prepared, read_cases, read_results
 
 START = {
     "hf-eager": {"eager_layer": 5e-4, "draft_layer": 5e-4, "head_pass": 1e-3, "draft_pass": 5e-4},
@@ -44,9 +45,7 @@ def main() -> None:
         if name.startswith("hf"):
             base = replace(base, captured_rows=0.0)
         calibrated = all(one.setup and one.setup.device.calibration for one in together)
-        seen = []
-        for one in together:
-            seen += observed(one)
+        seen = [row for one in together for row in observed(one, base)]
         if not seen:
             continue
         fit = fit_engine(base, seen, kernel_spread=KERNEL_SPREAD if calibrated else 0.3)
@@ -59,14 +58,20 @@ def main() -> None:
                 print(f"    {value}: {getattr(fit.engine, value):.3g}  # {told:.0%} told")
 
 
-def observed(one: Judged) -> list[Observation]:
-    """Return what a row says: its plain rate, and its speedup where it states acceptance."""
+def observed(one: Judged, base: Engine) -> list[Observation]:
+    """Return what a row says: its plain rate, and its speedup where it states acceptance.
+
+    A row that is the peak over batches is taken where the peak is before the fit.
+    """
     found: list[Observation] = []
     row, setup = one.row, one.setup
-    if setup is None or row.batch is None or row.speedup is None:
+    if setup is None or row.speedup is None:
         return found
     try:
-        served = setup.at(row.batch)
+        if row.batch is None:
+            served = max(map(setup.at, PEAK), key=lambda at: peak(at, one, base))
+        else:
+            served = setup.at(row.batch)
         if (rate := plain_rate(row)) is not None:
             found.append(Observation(served=served, what="plain", value=rate))
         if row.tokens_per_step_G is not None:
@@ -77,6 +82,10 @@ def observed(one: Judged) -> list[Observation]:
     except SpecmodelError:
         return found
     return found
+
+
+def peak(served: Served, one: Judged, base: Engine) -> float:
+    return served.speedup(base, served.accepted_to(one.row.tokens_per_step_G or 1.0))
 
 
 if __name__ == "__main__":

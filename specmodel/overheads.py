@@ -217,12 +217,17 @@ def serves(name: str) -> bool:
 def engine_for(text: str, year: float | None) -> str | None:
     """Return the name of the engine that a table's text and year mean, None where nobody did.
 
+    A version that the text states decides; where it says that none was stated, a paper's year
+    stands for the year before, when it was measured.
+
     Examples
     --------
     >>> engine_for("vLLM v0.10.1", 2026), engine_for("HF Transformers-based, FP16", 2024)
     ('vllm-2025', 'hf-eager')
+    >>> engine_for("vLLM (version not stated)", 2025)
+    'vllm-2024'
     """
-    when = _year(text) or year
+    when = _year(text) or (year - 1 if year and "not stated" in text else year)
     for name, record in _records().items():
         low, high = record.years
         if re.search(record.spelled, text, re.IGNORECASE) and (when is None or low <= when <= high):
@@ -279,10 +284,17 @@ def _engine(record: _Record, without: str | None, study: str | None) -> Engine:
     )
 
 
+_RECENT = 2025  # engines that nobody runs any more say nothing of others
+
+
 @cache
 def _typical(without: str | None) -> dict[str, float]:
-    """Return what engines that serve say of each host time, on geometric average."""
-    each = [record.values(without) for record in _records().values() if record.serving]
+    """Return what engines that serve say of each host time, the geometric mean."""
+    each = [
+        record.values(without)
+        for record in _records().values()
+        if record.serving and record.years[1] >= _RECENT
+    ]
     return {name: _mean(found) for name in HOST if (found := [v[name] for v in each if name in v])}
 
 

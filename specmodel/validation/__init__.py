@@ -5,10 +5,11 @@ what can be predicted, or says why not; `judging` predicts and `scores` counts t
 """
 
 from specmodel.validation.cases import read_cases
-from specmodel.validation.judging import Judged, Validation, plain_rate, prepared, validate
+from specmodel.validation.judging import PEAK, Judged, Validation, plain_rate, prepared, validate
 from specmodel.validation.rows import Row, golden_rows, read_results
 
 __all__ = [
+    "PEAK",
     "Judged",
     "Row",
     "Validation",

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
 from specmodel.overheads import HOST, Engine, engine_names, fitted_to, load_engine
@@ -21,7 +19,8 @@ CLOSE = 0.05
 GENERIC_SPREAD = 0.3
 """Spread of an engine's kernels on a device that nobody calibrated. [-]"""
 _SHORTEST = 0.1  # output over prompt, from which on decoding dominates
-_PEAK = np.array([1.0, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128])
+PEAK = (1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
+"""Batches among which the peak of a row that names none is looked for. [-]"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,9 +132,9 @@ def _timed(one: Judged) -> _Case | None:
     made = one.setup
     if made is None:
         return None
-    batches = _PEAK if one.row.batch is None else np.array([one.row.batch])
+    batches = PEAK if one.row.batch is None else (one.row.batch,)
     try:
-        return _Case(one, tuple(made.at(float(B)) for B in batches))
+        return _Case(one, tuple(made.at(B) for B in batches))
     except SpecmodelError as error:
         one.why, one.setup = str(error), None
         return None

@@ -189,10 +189,8 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     series: dict[Any, list[Judged]] = defaultdict(list)
     for one in rows:
         r = one.row
-        series[
-            (r.url, r.engine, r.hardware, r.target_model, r.drafter_kind, r.batch, r.dataset)
-            + (r.temperature, r.context_len)
-        ].append(one)
+        deployment = (r.url, r.engine, r.hardware, r.target_model, r.drafter_kind)
+        series[*deployment, r.batch, r.dataset, r.temperature, r.context_len].append(one)
     several = [some for some in series.values() if len({(o.row.k, o.row.tree) for o in some}) > 1]
     chosen = [_chosen(some) for some in several]
     answers = [(_answer(_decided(one) or 0.0), one.row.speedup or 0.0) for one in rows]
