@@ -114,6 +114,7 @@ def fit_engine(
         fit = least_squares(lambda y: np.concatenate([off(y) / scale, y]), x, diff_step=1e-3)  # noqa: B023
         x = fit.x
         row = max(ROW_SPREAD, float(np.sqrt(np.mean(off(x) ** 2))))
-    left = np.diag(np.linalg.inv(fit.jac.T @ fit.jac))  # variance left, of 1 before any row
+    slope = np.asarray(fit.jac)
+    left = np.diag(np.linalg.inv(slope.T @ slope))  # variance left, of 1 before any row
     told = dict(zip(names, (1 - np.minimum(left, 1.0)).tolist(), strict=True))
     return EngineFit(engine=engine(x), told=told)

@@ -7,6 +7,7 @@ from typing import Any
 
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
+from specmodel.cli.render import engine_lines
 from specmodel.cli.setup import ACCEPTANCE_OPTIONS, Request, build, same_formats
 from specmodel.comparison import AS_GIVEN, Comparison, candidates, compare
 from specmodel.defaults import workload_missing
@@ -146,4 +147,5 @@ def _sources(out: Out, request: Request, result: Comparison) -> None:
         out.line(f"  {request.assumed['architecture']}")
     for note in result.notes:
         out.line(f"  note: {note}")
-    out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
+    for text in engine_lines(request.setup):
+        out.line(f"  {text}")

@@ -76,6 +76,13 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         ("--overlap", {"is_flag": True, "help": "It drafts while the target verifies (a bound)."}),
         ("--offload", {"metavar": "SHARE", "default": "0", "help": "Weights streamed over PCIe."}),
         (
+            "--engine",
+            {
+                "metavar": "NAME|FILE",
+                "help": "Whose host time counts: see `specmodel list engines`.",
+            },
+        ),
+        (
             "--price",
             {"metavar": "USD", "help": "Of one device for an hour."},
         ),
@@ -189,10 +196,10 @@ def explain(latex: bool, **options: Any) -> None:
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(["gpus", "models", "drafters"]))
+@click.argument("what", type=click.Choice(["gpus", "models", "drafters", "engines"]))
 @_FORMAT
 def list_(what: str, form: str) -> None:
-    """List the devices, models or drafters that ship."""
+    """List the devices, models, drafters or serving engines that ship."""
     from specmodel.cli.output import write
     from specmodel.cli.records import listing_text
 
@@ -218,10 +225,47 @@ def show(name: str, form: str) -> None:
 
 
 @cli.command()
+@click.option(
+    "--results", metavar="FILE", multiple=True, help="Published results (CSV) [those that ship]."
+)
+@click.option("--cases", metavar="FILE", multiple=True, help="User reports (YAML).")
+@click.option("--max-median", metavar="SHARE", help="Exit 1 if a median error is larger.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@click.option("--plot", metavar="FILE", help="Predicted against measured, .png, .pdf or .svg.")
+@click.option("--report", metavar="FILE", help="Also write it as a page (.md).")
+@click.pass_context
+def validate(context: click.Context, form: str, plot: str | None, **options: Any) -> None:
+    """Predict measurements that others have published, and print how wrong that is.
+
+    Given acceptance, S is the row's G over the predicted cost of a round. Of a series over
+    batches the smallest tells the acceptance, and the others are predicted. An engine's host time
+    is taken without the row's study but for one plain and one speculative row at batch 1 of each
+    deployment, which do not count.
+    """
+    from specmodel.cli.output import write
+    from specmodel.cli.validating import run_validation
+
+    text, passed = run_validation(options, form, plot)
+    write(text)
+    context.exit(0 if passed else 1)
+
+
+@cli.command()
 @click.argument("table", metavar="TABLE")
 @click.option("-o", "--output", required=True, metavar="FILE", help="Device file to write (YAML).")
 @click.option("--gpu", metavar="LABEL", help="Device [as the table names it].")
-@click.option("--engine", metavar="NAME", help="Published tables: vllm, sglang or trtllm.")
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="Published tables: vllm, sglang or trtllm. Rows of k, batch, tpot_ms: where to start.",
+)
+@click.option("--model", metavar="MODEL", help="Rows of k, batch, tpot_ms: their target.")
+@click.option("--drafter", metavar="KIND", help="Their drafter.")
+@click.option("--draft", metavar="MODEL", help="Its model or head.")
+@click.option("--tp", metavar="N", default="1", help="Their tensor-parallel degree.")
+@click.option("--context", metavar="N", default="2k", help="Their context.")
 @click.option("--bandwidth", type=float, metavar="GB/S", help="Where no record has it.")
 @click.option("--flops", type=float, metavar="TFLOP/S", help="Where no record has it.")
 @click.option("--memory", type=float, metavar="GB", help="Where no record has it.")
@@ -235,8 +279,17 @@ def show(name: str, form: str) -> None:
 def fit(table: str, output: str, form: str, plot: str | None, **options: Any) -> None:
     """Fit a measurement table (CSV, or a folder of published tables) and write a device file.
 
-    The file works with --profile. Errors are of shapes left out of the fit.
+    The file works with --profile. Errors are of shapes left out of the fit. A table of your
+    engine's own rates (columns k, batch, tpot_ms and acceptance_length; k = 0 is plain decoding)
+    makes an engine file, for --engine: give --gpu, --model and --drafter as well.
     """
+    from specmodel.cli.engines import fit_rates, is_rates
+
+    if is_rates(table):
+        from specmodel.cli.output import write
+
+        write(fit_rates(table, output, form, options))
+        return
     from specmodel.cli.fit import fit_text, run_fit
     from specmodel.cli.output import write
     from specmodel.hardware import write_device

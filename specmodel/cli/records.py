@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -12,15 +13,18 @@ from specmodel.cli.output import Out, cell, to_csv, to_json
 from specmodel.drafters import KINDS
 from specmodel.errors import DomainError, UnknownNameError, did_you_mean
 from specmodel.hardware import Device, device_names, device_yaml, load_device
+from specmodel.overheads import Engine, engine_names, load_engine
 
 
 def listing_text(what: str, form: str) -> str:
-    """Return the devices, models or drafters that ship."""
+    """Return the devices, models, drafters or engines that ship."""
     rows: list[dict[str, Any]]
     if what == "gpus":
         rows = [_device_row(load_device(name)) for name in device_names()]
     elif what == "models":
         rows = [_model_row(load_model(name)) for name in model_names()]
+    elif what == "engines":
+        rows = [_engine_row(load_engine(name)) for name in engine_names()]
     else:
         rows = [{"name": kind, "what": text} for kind, text in KINDS.items()]
     if form == "json":
@@ -56,6 +60,18 @@ _HEADINGS: dict[str, dict[str, float | None]] = {
         "layers": None,
     },
     "drafters": {"name": None, "what": None},
+    "engines": {
+        "name": None,
+        "title": None,
+        "step (ms)": 1e-3,
+        "round (ms)": 1e-3,
+        "row (us)": 1e-6,
+        "head pass (ms)": 1e-3,
+        "draft layer (us)": 1e-6,
+        "eager layer (us)": 1e-6,
+        "captured rows": 1,
+        "studies": None,
+    },
 }
 """Columns of a listing for people and what their values are divided by; None is text."""
 
@@ -64,6 +80,27 @@ def _scaled(value: Any, unit: float | None) -> str:
     if value is None or unit is None:
         return cell(value)
     return f"{value:,.0f}" if isinstance(value, int) and unit == 1 else f"{value / unit:.4g}"
+
+
+def _engine_row(engine: Engine) -> dict[str, Any]:
+    """Return what an engine takes; None where nobody measured it."""
+
+    def known(name: str) -> float | None:
+        return None if name in engine.unknown else getattr(engine, name)
+
+    captured = engine.captured_rows
+    return {
+        "name": engine.name,
+        "title": engine.title,
+        "step": known("step"),
+        "round": known("round"),
+        "round_row": known("round_row"),
+        "head_pass": known("head_pass"),
+        "draft_layer": known("draft_layer"),
+        "eager_layer": known("eager_layer"),
+        "captured_rows": int(captured) if np.isfinite(captured) else None,
+        "studies": len(engine.studies),
+    }
 
 
 def _device_row(device: Device) -> dict[str, Any]:

@@ -236,12 +236,41 @@ def _assumptions(out: Out, request: Request, result: Prediction) -> None:
                 f"  collectives over {link[0]}, {e.eta_link:g} of {link[1] / 1e9:.0f} GB/s a "
                 f"direction and {e.t_link * 1e6:g} us a step{away}"
             )
-    out.line("  T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers")
+    for text in engine_lines(request.setup):
+        out.line(f"  {text}")
     if request.setup.execution.level == "operators":
         for text in _efficiencies(request.setup):
             out.line(f"  {text}")
     for text in result.warnings:
         out.line(f"  note: {text}")
+
+
+def engine_lines(setup: Setup) -> list[str]:
+    """Say whose host time the numbers hold, and what of it nobody measured."""
+    engine = setup.execution.engine
+    if engine is None:
+        return ["T_h = T_o = 0: no serving engine chosen, its host time is not in these numbers"]
+    lines = [
+        f"host time of {engine.title}: {engine.step * 1e3:.2f} ms a step and "
+        f"{engine.step_sequence * 1e6:.1f} us a sequence; a round {engine.round * 1e3:.2f} ms and "
+        f"{engine.round_row * 1e6:.1f} us a row more"
+    ]
+    lines += [f"  fitted to {title}" for title in engine.studies.values()]
+    if engine.unknown:
+        lines.append(f"  taken from other engines, as nobody measured it: {_words(engine.unknown)}")
+    most = max(setup.batches)
+    if most > engine.max_running:
+        lines.append(f"  note: it runs {engine.max_running:g} sequences at most by default")
+    if most > engine.max_running_speculating:
+        lines.append(
+            f"  note: with speculation it runs {engine.max_running_speculating:g} sequences at "
+            "most by default"
+        )
+    return lines
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(sorted(name.replace("_", " ") for name in names))
 
 
 def _efficiencies(setup: Setup) -> list[str]:

@@ -22,6 +22,7 @@ from specmodel.drafters import Drafter, DraftModel, Parallel
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
 from specmodel.errors import DomainError, whole_array
 from specmodel.hardware import Device, load_device, read_device
+from specmodel.overheads import load_engine
 from specmodel.report import Setup
 from specmodel.roofline import Execution
 from specmodel.speculation import drafter_execution
@@ -100,6 +101,7 @@ def build(options: dict[str, Any]) -> Request:
         expert_overlap=parse_number(options["expert_overlap"], name="expert_overlap"),
         offload=parse_number(options["offload"], name="offload"),
         calibrated=options["basis"] == "calibrated",
+        engine=load_engine(options["engine"]) if options["engine"] else None,
     )
     price = optional(parse_number, options["price"], name="price")
     draft_price = optional(parse_number, options["draft_price"], name="draft_price")
@@ -146,6 +148,7 @@ def build(options: dict[str, Any]) -> Request:
         "kv_reread": execution.kv_reread,
         "expert_overlap": execution.expert_overlap,
         "level": execution.level,
+        "engine": execution.engine.name if execution.engine else None,
         "offload": execution.offload,
         "draft_gpu": drafter.device.name if drafter.device else None,
         "price": price,
