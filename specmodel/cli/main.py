@@ -231,6 +231,13 @@ def show(name: str, form: str) -> None:
 @click.option("--cases", metavar="FILE", multiple=True, help="User reports (YAML).")
 @click.option("--max-median", metavar="SHARE", help="Exit 1 if a median error is larger.")
 @click.option(
+    "--each",
+    type=click.Choice(["study", "deployment"]),
+    default="study",
+    show_default=True,
+    help="What an engine's two own rows are taken of.",
+)
+@click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 @click.option("--plot", metavar="FILE", help="Predicted against measured, .png, .pdf or .svg.")
@@ -241,8 +248,8 @@ def validate(context: click.Context, form: str, plot: str | None, **options: Any
 
     Given acceptance, S is the row's G over the predicted cost of a round. Of a series over
     batches the smallest tells the acceptance, and the others are predicted. An engine's host time
-    is taken without the row's study but for one plain and one speculative row at batch 1 of each
-    deployment, which do not count.
+    is taken without the row's study but for its first plain and its first speculative row at batch
+    1, which do not count.
     """
     from specmodel.cli.output import write
     from specmodel.cli.validating import run_validation

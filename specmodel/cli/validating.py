@@ -23,7 +23,7 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
         rows = golden_rows()
     if len({row.id for row in rows}) < len(rows):
         raise DomainError("two rows have the same id")
-    result = validate(rows)
+    result = validate(rows, each=options["each"])
     values = report(result)
     if plot is not None:
         from specmodel.plots import save, validation_figure
@@ -96,7 +96,8 @@ def _decisions(out: Out, found: Mapping[str, Any]) -> None:
         losses = f", {caught:.1%} of {found['losses']} losses caught" if found["losses"] else ""
         out.line(
             f"on or off: right in {found['on_off_right']:.1%} of {found['rows']} rows (always on "
-            f"{found['always_on_right']:.1%}){losses}; {found['too_close_to_call']} too close to call"
+            f"{found['always_on_right']:.1%}){losses}; "
+            f"{found['too_close_to_call']} too close to call"
         )
 
 

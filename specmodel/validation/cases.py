@@ -92,7 +92,7 @@ def _row(case: dict[str, Any], row: dict[str, Any], number: int) -> Row:
         engine=engine,
         year=float(year[0]) if year else None,
         target_model=_said(case, "target"),
-        target_dtype=_format(_said(row, "target_quant") or _said(case, "target")),
+        target_dtype=_said(row, "target_quant"),
         drafter_kind=next((kind for text in methods if (kind := _kind(str(text or "")))), ""),
         draft_model=_draft(case, row),
         k=_number(row.get("k")),
@@ -138,13 +138,6 @@ def _rates(row: dict[str, Any], batch: float | None) -> tuple[float | None, floa
         return None
 
     return rate(_number(row.get("baseline"))), rate(_number(row.get("sd")))
-
-
-def _format(text: str) -> str:
-    found = re.search(r"\b(mxfp4|nvfp4|fp8|int4|int8|4-bit|q4|q8)", text, re.IGNORECASE)
-    if found is None:
-        return ""
-    return {"4-bit": "int4", "q4": "int4", "q8": "int8"}.get(found[1].lower(), found[1].lower())
 
 
 def _draft(case: dict[str, Any], row: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
@@ -67,20 +67,29 @@ class Validation:
     judged: tuple[Judged, ...]
 
 
-def validate(rows: Iterable[Row]) -> Validation:
+def validate(rows: Iterable[Row], *, each: Literal["study", "deployment"] = "study") -> Validation:
     """Predict every row that can be predicted.
 
-    An engine's host times are taken without the row's study; its first plain rate and first
-    speculative row at batch 1 move them (`fit_engine`), of each deployment: engine, device,
-    target and drafter. Rows so used do not count.
+    An engine's host times are taken without the row's study. The study's first plain rate and
+    first speculative row at batch 1, on that engine and device, move them (`fit_engine`); such
+    rows do not count.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    each : {"study", "deployment"}
+        Whether those two rows are taken of each study, or of each target, drafter and degree of
+        parallelism in it, as somebody who measures their own deployment would.
     """
     judged = [prepared(row) for row in rows]
     by_deployment: dict[Any, list[Judged]] = defaultdict(list)
     for one in judged:
         if one.setup is not None:
             r = one.row
-            key = (r.url, r.engine, r.hardware, r.target_model, r.target_dtype, r.drafter_kind)
-            by_deployment[(*key, r.tp or r.n_gpus)].append(one)
+            key: tuple[object, ...] = (r.url, r.engine, r.hardware)
+            if each == "deployment":
+                key += (r.target_model, r.target_dtype, r.drafter_kind, r.tp or r.n_gpus)
+            by_deployment[key].append(one)
     for together in by_deployment.values():
         _deployment(together)
     return Validation(judged=tuple(judged))

@@ -135,7 +135,7 @@ def _batch(one: Judged) -> str:
 
 
 _GROUPS: Mapping[str, Callable[[Judged], str]] = {
-    "source": lambda one: one.row.url or one.row.source,
+    "source": lambda one: one.row.source or one.row.url,
     "engine": lambda one: one.setup.engine or "unknown" if one.setup else "unknown",
     "drafter": lambda one: one.row.drafter_kind,
     "architecture": _architecture,

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from specmodel.architectures import Architecture, block_head, find_model, peagle_head
+from specmodel.dtypes import default_quantisation
 from specmodel.drafters import (
     MTP,
     BlockDiffusion,
@@ -132,22 +133,31 @@ def _model(name: str) -> Architecture:
     return find_model(name)
 
 
+_FORMATS = re.compile(r"(?<![a-z])(mxfp4|nvfp4|fp8|int4|int8|4-bit|q4|q8)", re.IGNORECASE)
+_WEIGHTS = {"4-bit": "int4", "q4": "int4", "q8": "int8"}
+_EXPERTS_ONLY = ("mxfp4", "nvfp4")
+
+
 def _target(row: Row, device: Device) -> Architecture:
+    """Return the target in the formats that the row states."""
     target = _known(_model, row.target_model, "target")
-    text = row.target_dtype.lower()
-    weights = next((d for d in ("fp8", "mxfp4", "nvfp4", "int4", "int8") if text.startswith(d)), "")
-    kv = "fp8" if "fp8 kv" in text else None
-    dtype = None if "bfloat16" in device.peak_flops or not device.peak_flops else "float16"
-    if dtype and dtype not in device.peak_flops:
-        dtype = next(iter(device.peak_flops))
-    if weights and target.quantisation is None and target.expert_quantisation is None:
-        formats = {"mxfp4": "fp4", "nvfp4": "fp4"}
-        return _known(
-            lambda _: target.with_dtypes(dtype=dtype, weights=formats.get(weights, weights), kv=kv),
-            "",
-            f"{weights} weights",
-        )
-    return target.with_dtypes(dtype=dtype, kv=kv)
+    if "bfloat16" not in device.peak_flops:
+        dtypes = [d for d in ("float16", "float32") if d in device.peak_flops]
+        target = target.with_dtypes(dtype=dtypes[0] if dtypes else None)
+    found = _FORMATS.search(row.target_dtype or row.target_model)
+    if found is None:
+        return target
+    name = found[1].lower()
+    kv = "fp8" if "fp8 kv" in row.target_dtype.lower() else None
+    if any(target.moe_layers()) and name in _EXPERTS_ONLY:
+        if target.expert_quantisation is not None:
+            return target.with_dtypes(kv=kv)
+        experts = replace(default_quantisation(name), roles=frozenset({"experts"}))
+        return replace(target, expert_quantisation=experts).with_dtypes(kv=kv)
+    if target.quantisation is not None:
+        return target.with_dtypes(kv=kv)
+    weights = _WEIGHTS.get(name, name)
+    return _known(lambda _: target.with_dtypes(weights=weights, kv=kv), "", f"{name} weights")
 
 
 # -- drafters ------------------------------------------------------------------------------------
