@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from specmodel.architectures import Architecture, block_head, find_model, peagle_head
-from specmodel.dtypes import default_quantisation
 from specmodel.drafters import (
     MTP,
     BlockDiffusion,
@@ -26,6 +25,7 @@ from specmodel.drafters import (
     Parallel,
     SparseKV,
 )
+from specmodel.dtypes import default_quantisation
 from specmodel.errors import SpecmodelError
 from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
