@@ -213,6 +213,28 @@ class Served:
             np.asarray(before + before_draft + n * cost / accepted.G),
         )
 
+    def shares(self, engine: Engine | None, accepted: Accepted | None) -> dict[str, float]:
+        """Return the shares of drafting, of verifying (or plain steps) with prefill, and the rest.
+
+        Over all requests, each in a batch of its like; plainly without an acceptance.
+        """
+        kernels = 1.0 if engine is None else engine.kernels
+        times = self.parts.times(engine)
+        many = np.isfinite(self.requests.output)
+        n = np.where(many, self.requests.output - 1.0, 1.0)
+        prefill = kernels * self.prefill
+        if accepted is None:
+            each = {"draft": 0.0 * n, "verify": prefill + n * times.T_p, "rest": n * times.T_h}
+        else:
+            h, n = accepted.hit, n / accepted.G
+            each = {
+                "draft": kernels * self.prefill_draft + n * times.T_d,
+                "verify": prefill + n * (h * times.T_v + (1.0 - h) * times.T_p),
+                "rest": n * (h * times.T_o + (1.0 - h) * times.T_h),
+            }
+        taken = {name: float(self.requests.weight @ seconds) for name, seconds in each.items()}
+        return {name: seconds / sum(taken.values()) for name, seconds in taken.items()}
+
     def speedup(self, engine: Engine | None, accepted: Accepted) -> float:
         """Return S, the mean over requests of how much sooner each is done. [-]"""
         plainly, drafted = self.seconds(engine, accepted)

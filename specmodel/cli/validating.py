@@ -57,7 +57,7 @@ def _text(values: Mapping[str, Any]) -> str:
         ("given acceptance, held out: engines that serve", given),
         ("  mixtures of experts", given["moe"]),
         ("  research implementations", given["research"]),
-        ("given acceptance, in-study: engines that serve", given["in_study"]["serving"]),
+        ("given acceptance, in-study: engines that serve", given["in_study"]),
         ("  mixtures of experts", given["in_study"]["moe"]),
         ("  research implementations", given["in_study"]["research"]),
     )
@@ -71,6 +71,12 @@ def _text(values: Mapping[str, Any]) -> str:
             f"holds {alone['held']:.0%}"
         )
     _decisions(out, summary["decisions"])
+    if summary["time_shares"]["n"]:
+        out.line(
+            f"shares of time in {summary['time_shares']['n']} rows: "
+            f"{summary['time_shares']['points']:.1f} points off on average "
+            f"({summary['time_shares']['in_study']} in-study)"
+        )
     for group, by in values["groups"].items():
         table = plain_table(
             group, "shape n", "median", "p90", "given acceptance n", "median", "p90"

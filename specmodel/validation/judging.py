@@ -13,6 +13,7 @@ from specmodel.overheads import HOST, Engine, engine_names, fitted_to, load_engi
 from specmodel.requests import Accepted, Served, solved
 from specmodel.validation.rows import Row
 from specmodel.validation.setups import Setup, Unpredictable, setup
+from specmodel.validation.shares import Shares, time_shares
 
 CLOSE = 0.05
 """Within this of S = 1 the answer is "too close to call". [-]"""
@@ -62,9 +63,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Rows with their predictions."""
+    """Rows with their predictions, and those that state shares of time."""
 
     judged: tuple[Judged, ...]
+    shares: tuple[Shares, ...] = ()
 
 
 def validate(rows: Iterable[Row], *, each: Literal["study", "deployment"] = "study") -> Validation:
@@ -92,7 +94,8 @@ def validate(rows: Iterable[Row], *, each: Literal["study", "deployment"] = "stu
             by_deployment[key].append(one)
     for together in by_deployment.values():
         _deployment(together)
-    return Validation(judged=tuple(judged))
+    shares = time_shares(one.row for one in judged if one.row.timing)
+    return Validation(judged=tuple(judged), shares=tuple(shares))
 
 
 def prepared(row: Row) -> Judged:

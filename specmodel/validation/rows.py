@@ -31,7 +31,8 @@ class Row:
     """One published measurement; empty text and None where the source does not say.
 
     `tokens_per_step_G` counts the bonus token; `k` is drafts for chains and depth for trees.
-    `url` names the study, `source` the table or figure in it.
+    `url` names the study, `source` the table or figure in it; `timing` is JSON, of which
+    ``fraction_of_time`` (draft, verify, sampling, overhead) is read.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Row:
     output_len: str = ""
     dataset: str = ""
     throughput_unit: str = ""
+    timing: str = ""
     speedup_baseline: str = ""
     speedup_def: str = ""
     quality: str = ""

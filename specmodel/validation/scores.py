@@ -53,6 +53,13 @@ def report(validation: Validation) -> dict[str, Any]:
             "shape": _shape(judged),
             "given_acceptance": _given(judged),
             "decisions": decisions(judged),
+            "time_shares": {
+                "n": len(validation.shares),
+                "points": float(np.mean([one.points for one in validation.shares]))
+                if validation.shares
+                else None,
+                "in_study": sum(one.in_study for one in validation.shares),
+            },
         },
         "groups": {
             name: {
@@ -79,7 +86,11 @@ def _given(judged: Sequence[Judged]) -> dict[str, Any]:
         **_of(parts["serving"], "given"),
         "moe": _of(parts["moe"], "given"),
         "research": _of(parts["research"], "given"),
-        "in_study": {name: _of(some, "given_in_study") for name, some in parts.items()},
+        "in_study": {
+            **_of(parts["serving"], "given_in_study"),
+            "moe": _of(parts["moe"], "given_in_study"),
+            "research": _of(parts["research"], "given_in_study"),
+        },
         "interval_only": _intervals(judged),
     }
 
