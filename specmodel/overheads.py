@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.errors import ProfileError, UnknownNameError, did_you_mean, real_array
+from specmodel.errors import (
+    DomainError,
+    ProfileError,
+    UnknownNameError,
+    did_you_mean,
+    real_array,
+)
 from specmodel.hardware import profiles_folder
 from specmodel.yaml_text import parse_yaml, yaml_text
 
@@ -102,6 +108,8 @@ class Engine:
     def __post_init__(self) -> None:
         for name in HOST:
             real_array(getattr(self, name), name, low=0, unit="s")
+        if not real_array(self.kernels, "kernels", low=0) > 0:
+            raise DomainError("kernels must be above 0; got 0")
 
     def plain(self, B: ArrayLike) -> Floats:
         """Return T_h at B running sequences. [s]"""
@@ -299,6 +307,8 @@ def _typical(without: str | None) -> dict[str, float]:
 
 
 def _mean(values: list[float]) -> float:
+    if len(values) == 1:
+        return values[0]  # exactly, and 0 where it is
     return float(np.exp(np.mean(np.log(np.maximum(values, 1e-12)))))
 
 
@@ -341,22 +351,45 @@ def _read(file: Path | Traversable) -> _Record:
     sources, fits = record.get("sources"), record.get("fits")
     if not isinstance(sources, dict) or not isinstance(fits, dict):
         raise ProfileError(f"{where}: must have sources and fits")
+    studies = _studies(sources, f"{where}: sources")
     by_url: dict[str, dict[str, float]] = {}
     for study, fit in fits.items():
         if study not in sources:
             raise ProfileError(f"{where}: fits: {study!r} is not among the file's sources")
-        by_url[str(sources[study]["url"])] = _numbers(fit, _FITTED, f"{where}: fits: {study}")
-    years = record.get("years", [1990, 2100])
+        values = _numbers(fit, _FITTED, f"{where}: fits: {study}")
+        if values.get("kernels") == 0:
+            raise ProfileError(f"{where}: fits: {study}: kernels: must be above 0; got 0")
+        by_url[sources[study]["url"]] = values
+    years, spelled = record.get("years", [1990, 2100]), record.get("spelled", "(?!)")
+    if not (isinstance(years, list) and [type(year) for year in years] == [int, int]):
+        raise ProfileError(f"{where}: years: must be the first and the last; got {years!r}")
+    if not isinstance(spelled, str):
+        raise ProfileError(f"{where}: spelled: must be text; got {spelled!r}")
     return _Record(
         name=record["name"],
         title=record["title"],
-        spelled=record.get("spelled", "(?!)"),
-        years=(int(years[0]), int(years[1])),
+        spelled=spelled,
+        years=(years[0], years[1]),
         serving=bool(record.get("serving", False)),
         caps=_numbers(record.get("caps", {}), _CAPS, f"{where}: caps"),
         fits=by_url,
-        studies={str(one["url"]): str(one["title"]) for one in sources.values()},
+        studies=studies,
     )
+
+
+def _studies(sources: dict[str, Any], where: str) -> dict[str, str]:
+    """Return the titles of a file's sources by their URL."""
+    found: dict[str, str] = {}
+    for name, one in sources.items():
+        if not isinstance(one, dict):
+            raise ProfileError(f"{where}: {name}: must be a mapping; got {one!r}")
+        for key in ("title", "url"):
+            if not isinstance(one.get(key), str):
+                raise ProfileError(f"{where}: {name}: {key}: must be text; got {one.get(key)!r}")
+        if one["url"] in found:
+            raise ProfileError(f"{where}: {name}: url: is another source's as well")
+        found[one["url"]] = one["title"]
+    return found
 
 
 def _numbers(values: Any, known: tuple[str, ...], where: str) -> dict[str, float]:
@@ -366,6 +399,6 @@ def _numbers(values: Any, known: tuple[str, ...], where: str) -> dict[str, float
         if name not in known:
             raise ProfileError(f"{where}: {name}: unknown key{did_you_mean(str(name), known)}")
         ok = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (ok and 0 <= value < np.inf):
+        if not (ok and 0 <= value < 1e30):
             raise ProfileError(f"{where}: {name}: must be a number from 0; got {value!r}")
     return {name: float(value) for name, value in values.items()}
