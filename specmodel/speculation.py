@@ -288,7 +288,7 @@ class RoundParts:
     def _of_target(self, engine: Engine | None, time: PassTime, W: ArrayLike) -> PassTime:
         if engine is None:
             return time
-        rows = self.execution.layout.of_stage(self.B) * np.asarray(W, dtype=np.float64)
+        rows = self.execution.layout.of_replica(self.B) * np.asarray(W, dtype=np.float64)
         return _launched(time, engine, engine.target_launch(self.target.n_layers, rows))
 
     def _of_draft(self, engine: Engine | None, run: Run, time: PassTime) -> PassTime:
@@ -296,7 +296,8 @@ class RoundParts:
             return time
         draft = run.architecture
         head = draft.head_kind is not None
-        return _launched(time, engine, engine.draft_launch(draft.n_layers, run.B, head=head))
+        mine = self.execution.layout.of_replica(self.B)
+        return _launched(time, engine, engine.draft_launch(draft.n_layers, mine, head=head))
 
     def _draft_groups(self, engine: Engine | None, times: Sequence[PassTime]) -> dict[str, Floats]:
         """Return T_d by group of operators, with host time and what crosses a link."""
