@@ -83,9 +83,7 @@ class Requests:
             name="alike",
             weight=one,
             prompt=real_array(prompt, "prompt", low=0, unit="token") * one,
-            output=real_array(output, "output", low=1, unit="token") * one
-            if np.isfinite(output)
-            else np.inf * one,
+            output=real_array(output, "output", low=1, unit="token", finite=False) * one,
             hit=0.3 * one,
             k=one,
             head=1.7 * one[:, None],
@@ -98,10 +96,27 @@ class Requests:
         return self.prompt + np.where(np.isfinite(self.output), self.output / 2, 0.0)
 
     def of_length(self, prompt: float | None, output: float | None) -> Requests:
-        """Return the same requests stretched to a mean prompt and output. [token]"""
-        a = 1.0 if prompt is None else prompt / float(self.weight @ self.prompt)
-        b = 1.0 if output is None else output / float(self.weight @ self.output)
-        return replace(self, prompt=a * self.prompt, output=b * self.output)
+        """Return the same requests stretched to a mean prompt and output. [token]
+
+        Outputs that would be shorter than a token are of one.
+
+        Raises
+        ------
+        DomainError
+            When a length is out of range.
+        """
+
+        def stretched(values: Floats, mean: float | None, name: str, low: float) -> Floats:
+            if mean is None:
+                return values
+            wanted = real_array(mean, name, low=low, unit="token")
+            return np.maximum(values * (wanted / (self.weight @ values)), low)
+
+        return replace(
+            self,
+            prompt=stretched(self.prompt, prompt, "prompt", 0.0),
+            output=stretched(self.output, output, "output", 1.0),
+        )
 
     def accepted(self, k: int, *, lookup: bool, scale: float = 0.0) -> Accepted:
         """Return how drafts are accepted at k; `scale` moves the log odds of every kind. [-]"""

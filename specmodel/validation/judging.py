@@ -110,7 +110,7 @@ def prepared(row: Row) -> Judged:
         return Judged(row=row, why="its table marks it suspect")
     try:
         made = setup(row)
-    except Unpredictable as error:
+    except (Unpredictable, SpecmodelError) as error:
         return Judged(row=row, why=str(error))
     one = Judged(row=row, setup=made)
     if row.batch is None and "peak over batch" not in row.speedup_def.lower():
