@@ -50,6 +50,10 @@ class Observation:
     value: float
     accepted: Accepted | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.value < np.inf:
+            raise DomainError(f"a row's value must be above 0; got {self.value:g}")
+
     def predicted(self, engine: Engine) -> float:
         """Return what the row would read under an engine."""
         if self.what == "speedup":
