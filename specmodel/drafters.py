@@ -500,7 +500,7 @@ class _Tree(Drafter):
         return self.drafter.cache(target)
 
     def _by_depth(
-        self, target: Architecture, n: Floats, widths: Callable[[int], int], depths: int
+        self, target: Architecture, n: Floats, widths: Callable[[int], ArrayLike], depths: int
     ) -> tuple[DraftPass, ...]:
         """Return the first pass, then one over each depth but the last."""
         once = self.drafter.passes(target, n)
@@ -544,9 +544,7 @@ class DraftTree(_Tree):
     def __post_init__(self) -> None:
         _Tree.__post_init__(self)
         whole_array(self.widths, "nodes of a depth", low=1)
-        most = self.drafter.max_k
-        if most is not None and len(self.widths) > most:
-            raise DomainError(f"a {self.drafter.kind} drafter has {most} positions at most")
+        _check_depth(self.drafter, len(self.widths))
 
     @property
     def max_k(self) -> int | None:
@@ -562,6 +560,36 @@ class DraftTree(_Tree):
         """Return the other drafter's first pass, then one for each depth."""
         n = whole_array(k, "k", high=len(self.widths), unit="token")
         return self._by_depth(target, n, lambda d: self.widths[d - 1], len(self.widths))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTrees(_Tree):
+    """Many static trees of one drafter, each as `DraftTree` alone, to be priced at once.
+
+    k is the depth of each tree, 0 for none.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    widths : ndarray, shape (trees, depths)
+        Nodes of each depth, 0 below the deepest. [token]
+    """
+
+    kind: ClassVar[str] = "trees"
+    widths: Floats
+
+    def __post_init__(self) -> None:
+        _Tree.__post_init__(self)
+        _check_depth(self.drafter, self.widths.shape[1])
+
+    def rows(self, k: ArrayLike) -> Floats:
+        """Return root and nodes of each tree. [token]"""
+        return 1.0 + np.where(whole_array(k, "k", unit="token") > 0, self.widths.sum(1), 0.0)
+
+    def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
+        """Return the other drafter's first pass, then one for each depth."""
+        n, rows = whole_array(k, "k", unit="token"), np.maximum(self.widths, 1.0)
+        return self._by_depth(target, n, lambda d: rows[:, d - 1], self.widths.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,6 +676,11 @@ def _first_and_rest(
             architecture=architecture, count=np.maximum(n - 1, 0), W=one, head_rows=one, fuse=every
         ),
     )
+
+
+def _check_depth(drafter: Drafter, depth: int) -> None:
+    if drafter.max_k is not None and depth > drafter.max_k:
+        raise DomainError(f"a {drafter.kind} drafter has {drafter.max_k} positions at most")
 
 
 def _check_vocabulary(draft: Architecture, target: Architecture) -> None:

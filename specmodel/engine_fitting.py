@@ -28,6 +28,7 @@ KERNEL_SPREAD = 0.1
 measure one GEMM 4 to 6% apart. [-]"""
 ROW_SPREAD = 0.03
 """Of one measured row, at least; more where the rows disagree with every engine. [-]"""
+_STEP = np.array(1e-3)  # of the derivatives
 _ENOUGH = 6  # rows, from which on their own disagreement is told
 
 
@@ -114,8 +115,11 @@ def fit_engine(
 
     x, row = np.zeros(spread.size), ROW_SPREAD
     for _ in range(2 if len(observations) >= _ENOUGH else 1):
-        scale = row
-        fit = least_squares(lambda y: np.concatenate([off(y) / scale, y]), x, diff_step=1e-3)  # noqa: B023
+
+        def residuals(y: Floats, scale: float = row) -> Floats:
+            return np.concatenate([off(y) / scale, y])
+
+        fit = least_squares(residuals, x, diff_step=_STEP)
         x = fit.x
         row = max(ROW_SPREAD, float(np.sqrt(np.mean(off(x) ** 2))))
     slope = np.asarray(fit.jac)

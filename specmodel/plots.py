@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.comparison import Comparison
@@ -483,4 +483,58 @@ def measured_figure(record: Mapping[str, Any]) -> Figure:
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
     figure.suptitle(f"{record['target']}, drafts by {record['draft']}, {record['device']}")
+    return figure
+
+
+_GIVEN = {"given_acceptance": "given acceptance", "shape": "larger batches from the smallest"}
+
+
+def validation_figure(values: Mapping[str, Any]) -> Figure:
+    """Return a figure of predicted against measured speedups, a colour for each engine.
+
+    Lines are 10% off. Rows that an engine or an acceptance was taken from are left out.
+
+    Parameters
+    ----------
+    values : mapping
+        As `specmodel.validation.scores.report` returns it.
+    """
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    panels = figure.subplots(1, len(_GIVEN))
+    engines = sorted({row["engine"] or "unknown" for row in values["rows"] if row["target"]})
+    anchors = {"given_acceptance": "engine", "shape": "shape"}
+    for axes, (test, title) in zip(panels, _GIVEN.items(), strict=True):
+        rows = [
+            row
+            for row in values["rows"]
+            if row[test] is not None and anchors[test] not in row["anchors"]
+        ]
+        for i, engine in enumerate(engines):
+            here = [row for row in rows if (row["engine"] or "unknown") == engine]
+            axes.plot(
+                [row["measured"] for row in here],
+                [row[test] for row in here],
+                linestyle="none",
+                marker=_MARKERS[(i + i // len(COLOURS)) % len(_MARKERS)],
+                markersize=4,
+                alpha=0.6,
+                color=COLOURS[i % len(COLOURS)],
+                label=engine,
+            )
+        ends = [x for row in rows for x in (row["measured"], row[test])] or [0.5, 2.0]
+        low, high = min(ends) / 1.1, max(ends) * 1.1
+        axes.plot([low, high], [low, high], color="0.3", linewidth=1)
+        for factor in (0.9, 1.1):
+            axes.plot([low, high], [low * factor, high * factor], ":", color="0.5", linewidth=1)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(FixedLocator([0.5, 1, 2, 4, 8]))
+            axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("measured speedup S [-]")
+        axes.set_ylabel("predicted speedup S [-]")
+        axes.set_title(f"{title}, {len(rows)} rows", fontsize="medium")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
+    figure.suptitle("held-out predictions against published measurements; dotted: 10% off")
     return figure

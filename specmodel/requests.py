@@ -293,7 +293,7 @@ def served(
     """
     whole_array(k, "k", low=1, unit="token")
     lookup = isinstance(drafter, NGram)
-    if lookup:  # priced for rounds that find something; those that do not are plain steps
+    if isinstance(drafter, NGram):  # priced for rounds that find something; others are plain steps
         drafter = replace(drafter, hit=1.0)
     execution = replace(execution, engine=None)
 

@@ -17,7 +17,7 @@ from scipy.optimize import brentq, linprog
 
 from specmodel.acceptance import distribution
 from specmodel.architectures import Architecture
-from specmodel.drafters import Drafter, DraftTree
+from specmodel.drafters import Drafter, DraftTrees
 from specmodel.errors import DomainError, real_array, whole_array
 from specmodel.hardware import Device
 from specmodel.roofline import Execution
@@ -35,7 +35,7 @@ class TreeChoice:
     parents : tuple of int
         Parent of each node, listed by depth; -1 is the root. Empty: none gains.
     G : float
-        Tokens committed per round. [token]
+        Tokens committed per round; one where the drafter finds nothing. [token]
     S : float
         Speedup; 1 where none gains. [-]
     """
@@ -129,23 +129,8 @@ def best_trees(rates: ArrayLike, nodes: int, depth: int) -> list[tuple[int, ...]
     >>> best_trees([0.6, 0.2, 0.1], 4, 8)[4]
     (-1, -1, 0, 2)
     """
-    chances = _rates(rates)
-    n = int(whole_array(nodes, "nodes", unit="token"))
-    levels = int(whole_array(depth, "depth", unit="token"))
-    below = np.zeros(n + 1)  # F of no level
-    splits: list[Any] = []  # of each number of levels: nodes of child r, by r and what is left
-    for _ in range(min(levels, n)):
-        child = np.concatenate(([0.0], 1.0 + below[:-1]))  # value of a subtree of j nodes
-        rest, taken = np.zeros(n + 1), []
-        for chance in chances[::-1]:
-            left = np.arange(n + 1)[:, None] - np.arange(n + 1)
-            value = np.where(left >= 0, chance * child + rest[np.maximum(left, 0)], -1.0)
-            value[:, 0] = 0.0  # without this child there is none of a later rank
-            taken.append(value.argmax(1))  # the fewest nodes of equals
-            rest = value.max(1)
-        splits.append(taken[::-1])
-        below = rest
-    return [_ordered(_built(splits, size, len(splits))) for size in range(n + 1)]
+    tables = _tables(_rates(rates), nodes, depth)
+    return [tables.tree(size, len(tables.splits)) for size in range(int(nodes) + 1)]
 
 
 def best_tree(
@@ -162,7 +147,7 @@ def best_tree(
     T_o: float = 0.0,
     execution: Execution | None = None,
 ) -> TreeChoice:
-    """Return the tree whose round gains most on a device: the best of each size, priced.
+    """Return the tree whose round gains most on a device: the best of each size and depth, priced.
 
     Parameters
     ----------
@@ -187,29 +172,30 @@ def best_tree(
     .. [1] Chen et al., Sequoia, NeurIPS 2024, section 3.3 (the size by hardware),
        arXiv:2402.12374.
     """
-    best = TreeChoice(parents=(), G=1.0, S=1.0)
-    tried: set[tuple[int, ...]] = {()}
-    for parents in best_trees(rates, nodes, depth):
-        if parents in tried:
-            continue
-        tried.add(parents)
-        widths = tree_widths(parents)
-        times = round_time(
-            device,
-            target,
-            DraftTree(drafter=drafter, widths=widths),
-            B=B,
-            k=len(widths),
-            L=L,
-            T_h=T_h,
-            T_o=T_o,
-            execution=execution,
-        )
-        G = tree_tokens(parents, rates)
-        S = float(speedup(G, times.T_p, times.T_v, times.T_d, times.T_h, times.T_o))
-        if best.S < S:
-            best = TreeChoice(parents=parents, G=G, S=S)
-    return best
+    tables = _tables(_rates(rates), nodes, depth)
+    none = TreeChoice(parents=(), G=1.0, S=1.0)
+    if not tables.splits:
+        return none
+    # all sizes of all depths, so that of equals the smallest comes first and then the shallowest
+    widths = tables.widths.swapaxes(0, 1).reshape(-1, len(tables.splits))
+    times = round_time(
+        device,
+        target,
+        DraftTrees(drafter=drafter, widths=widths),
+        B=B,
+        k=(widths > 0).sum(1),
+        L=L,
+        T_h=T_h,
+        T_o=T_o,
+        execution=execution,
+    )
+    G = 1.0 + drafter.hit_rate * tables.accepted.T.ravel()
+    S = speedup(G, times.T_p, times.T_v, times.T_d, times.T_h, times.T_o)
+    found = int(S.argmax())
+    if S[found] <= 1:
+        return none
+    size, level = divmod(found, len(tables.splits))
+    return TreeChoice(parents=tables.tree(size, level + 1), G=float(G[found]), S=float(S[found]))
 
 
 def candidate_acceptance(
@@ -261,6 +247,49 @@ def candidate_acceptance(
     if rule not in ("independent", "distinct"):
         raise DomainError(f"rule must be independent, distinct, k-seq or optimal; got {rule!r}")
     return _in_turn(target, drafted, count, distinct=rule == "distinct")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tables:
+    """The best tree of each size, by the levels it may have from 1 on.
+
+    `accepted` is levels by sizes, `widths` levels by sizes by depths; `splits` gives, for each
+    number of levels, the nodes of child r by r and by what is left.
+    """
+
+    accepted: Floats
+    widths: Floats
+    splits: list[Any]
+
+    def tree(self, size: int, levels: int) -> tuple[int, ...]:
+        """Return the parents of a tree."""
+        return _ordered(_built(self.splits, size, levels))
+
+
+def _tables(chances: Floats, nodes: int, depth: int) -> _Tables:
+    n = int(whole_array(nodes, "nodes", unit="token"))
+    levels = min(int(whole_array(depth, "depth", unit="token")), n)
+    sizes = np.arange(n + 1)
+    left = sizes[:, None] - sizes
+    below, widths = np.zeros(n + 1), np.zeros((n + 1, levels))  # of no level
+    accepted, all_widths, splits = [], [], []
+    for _ in range(levels):
+        child, of_child = np.zeros(n + 1), np.zeros((n + 1, levels))  # a subtree of j nodes
+        child[1:], of_child[1:, 0], of_child[1:, 1:] = 1.0 + below[:-1], 1.0, widths[:-1, :-1]
+        rest, of_rest, taken = np.zeros(n + 1), np.zeros((n + 1, levels)), []
+        for chance in chances[::-1]:
+            value = np.where(left >= 0, chance * child + rest[np.maximum(left, 0)], -1.0)
+            value[:, 0] = 0.0  # without this child there is none of a later rank
+            most = value.argmax(1)  # the fewest nodes of equals
+            both = of_child[most] + of_rest[sizes - most]
+            of_rest = np.where(most[:, None] > 0, both, 0.0)
+            taken.append(most)
+            rest = value.max(1)
+        below, widths = rest, of_rest
+        accepted.append(below)
+        all_widths.append(widths)
+        splits.append(taken[::-1])
+    return _Tables(accepted=np.array(accepted), widths=np.array(all_widths), splits=splits)
 
 
 def _rates(rates: ArrayLike) -> Floats:

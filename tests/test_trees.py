@@ -109,6 +109,25 @@ def test_trees_grow_with_what_a_pass_leaves_idle(h100: sm.Device, llama: sm.Arch
     assert pytest.approx(tree_tokens(wide.parents, by_rank) / times.cost) == wide.S
 
 
+@pytest.mark.parametrize("drafter", [sm.Eagle3(), sm.Medusa(), sm.NGram(hit=0.6)])
+def test_the_best_of_every_size_and_depth(
+    h100: sm.Device, llama: sm.Architecture, drafter: sm.Drafter
+) -> None:
+    """Deep trees cost more drafts: of a size, the one of the largest G need not gain most."""
+    by_rank, B, L = [0.7, 0.1, 0.05], 4, 512
+    S = 1.0
+    for depth in range(1, 8):
+        for tree in best_trees(by_rank, 20, depth)[1:]:
+            alone = DraftTree(drafter=drafter, widths=tree_widths(tree))
+            times = round_time(h100, llama, alone, B=B, k=len(alone.widths), L=L, T_o=1e-4)
+            tokens = 1 + drafter.hit_rate * (tree_tokens(tree, by_rank) - 1)
+            S = max(S, tokens / float(times.cost))
+    found = best_tree(h100, llama, drafter, by_rank, B=B, L=L, nodes=20, depth=7, T_o=1e-4)
+    assert pytest.approx(S, rel=1e-12) == found.S
+    accepted = tree_tokens(found.parents, by_rank) - 1
+    assert pytest.approx(1 + drafter.hit_rate * accepted, rel=1e-12) == found.G
+
+
 def test_nothing_is_an_answer(h100: sm.Device, llama: sm.Architecture) -> None:
     found = best_tree(h100, llama, sm.Eagle3(), [0.01], B=256, L=64)
     assert (found.parents, found.G, found.S) == ((), 1.0, 1.0)

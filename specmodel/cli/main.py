@@ -242,8 +242,7 @@ def show(name: str, form: str) -> None:
 )
 @click.option("--plot", metavar="FILE", help="Predicted against measured, .png, .pdf or .svg.")
 @click.option("--report", metavar="FILE", help="Also write it as a page (.md).")
-@click.pass_context
-def validate(context: click.Context, form: str, plot: str | None, **options: Any) -> None:
+def validate(form: str, plot: str | None, **options: Any) -> None:
     """Predict measurements that others have published, and print how wrong that is.
 
     Given acceptance, S is the row's G over the predicted cost of a round. Of a series over
@@ -256,7 +255,8 @@ def validate(context: click.Context, form: str, plot: str | None, **options: Any
 
     text, passed = run_validation(options, form, plot)
     write(text)
-    context.exit(0 if passed else 1)
+    if not passed:
+        raise SystemExit(1)
 
 
 @cli.command()

@@ -32,13 +32,25 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
     if options["report"] is not None:
         from specmodel.validation.page import page
 
-        Path(options["report"]).write_text(page(values), encoding="utf-8")
+        text = page(values, command=_command(options, plot), figure=plot)
+        Path(options["report"]).write_text(text, encoding="utf-8")
     summary = values["summary"]
     medians = [summary[name]["median"] for name in ("shape", "given_acceptance")]
     passed = most is None or all(median is None or median <= most for median in medians)
     if form == "json":
         return to_json({"specmodel_version": __version__, **values}), passed
     return _text(values), passed
+
+
+def _command(options: Mapping[str, Any], plot: str | None) -> str:
+    """Return the command that was given, without the way to its files."""
+    words = ["specmodel validate"]
+    for name in ("results", "cases"):
+        words += [f"--{name} {Path(file).name}" for file in options[name]]
+    if options["each"] != "study":
+        words.append(f"--each {options['each']}")
+    words += [f"--plot {Path(plot).name}"] if plot else []
+    return " ".join([*words, f"--report {Path(options['report']).name}"])
 
 
 _HEAD = ("", "n", "median", "mean", "p90", "bias")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specmodel.overheads import serves
+from specmodel.overheads import fitted_to, serves
 from specmodel.validation.judging import CLOSE, Judged, Validation
 
 WITHIN = 0.03
@@ -180,8 +180,19 @@ def _row(one: Judged) -> dict[str, Any]:
         "drafter": made.drafter.kind if made else None,
         "k": made.k if made else None,
         "assumed": list(made.assumed) if made else [],
+        "basis": _basis(one),
         "why": one.why or None,
     }
+
+
+def _basis(one: Judged) -> str:
+    """Return what a prediction rests on: measurements of the device, of the engine."""
+    made = one.setup
+    if made is None:
+        return "nothing"
+    device = "a calibrated device" if made.device.calibration else "a device nobody calibrated"
+    studies = 0 if made.engine is None else len(fitted_to(made.engine, without=one.row.url))
+    return f"{device}, {studies} other studies of the engine"
 
 
 # -- decisions -----------------------------------------------------------------------------------
