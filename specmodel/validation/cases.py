@@ -60,7 +60,14 @@ def read_cases(path: Path | str) -> list[Row]:
         rows = case.get("rows") or []
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DomainError(f"{where}: rows must be a list of mappings")
-        found += [_row(case, row, i) for i, row in enumerate(rows, start=1)]
+        for i, row in enumerate(rows, start=1):
+            if (
+                (_number(row.get("topk")) or 0.0) > 1
+                and row.get("num_draft")
+                and "steps" not in row
+            ):
+                raise DomainError(f"{where}: row {i}: a tree needs steps")
+            found.append(_row(case, row, i))
     ids = [row.id for row in found]
     if len(set(ids)) < len(ids):
         raise DomainError(f"{file}: two cases have the same id")
@@ -121,7 +128,7 @@ def _said(values: dict[str, Any], key: str) -> str:
 
 def _number(value: Any) -> float | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and value > 0 else None
+    return float(value) if number and 0 < value < 1e12 else None
 
 
 def _rates(row: dict[str, Any], batch: float | None) -> tuple[float | None, float | None]:

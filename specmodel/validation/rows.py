@@ -16,7 +16,7 @@ _LIMITS = {
     "year": (1990, 2100),
     "n_gpus": (1, 1e6),
     "tp": (1, 1e6),
-    "k": (0, 1e4),
+    "k": (0, 1000),
     "batch": (1, 1e6),
     "temperature": (0, 100),
     "tokens_per_step_G": (1, 1e4),
@@ -24,6 +24,7 @@ _LIMITS = {
     "sd_throughput": (1e-9, 1e12),
     "speedup": (1e-6, 1e4),
 }
+_WHOLE = ("n_gpus", "tp", "k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,8 @@ def _rows(lines: Iterable[str], where: str) -> list[Row]:
     found: dict[str, Row] = {}
     for record in table:
         at = f"{where}:{table.line_num}"
+        if None in record:
+            raise DomainError(f"{at}: more cells than columns")
         texts = {name: _text(record.get(name)) for name in _TEXTS}
         numbers = {name: _number(record.get(name), name, at) for name in _NUMBERS}
         row = Row(**texts, **numbers)  # type: ignore[arg-type]
@@ -157,4 +160,6 @@ def _number(value: str | None, name: str, at: str) -> float | None:
     low, high = _LIMITS[name]
     if not (math.isfinite(number) and low <= number <= high):
         raise DomainError(f"{at}: {name} must be {low:g} to {high:g}; got {text}")
+    if name in _WHOLE and number != int(number):
+        raise DomainError(f"{at}: {name} must be a whole number; got {text}")
     return number

@@ -134,6 +134,7 @@ def _model(name: str) -> Architecture:
 
 
 _FORMATS = re.compile(r"(?<![a-z])(mxfp4|nvfp4|fp8|int4|int8|4-bit|q4|q8)", re.IGNORECASE)
+_FP8_KV = re.compile("fp8 kv", re.IGNORECASE)
 _WEIGHTS = {"4-bit": "int4", "q4": "int4", "q8": "int8"}
 _EXPERTS_ONLY = ("mxfp4", "nvfp4")
 
@@ -144,11 +145,12 @@ def _target(row: Row, device: Device) -> Architecture:
     if "bfloat16" not in device.peak_flops:
         dtypes = [d for d in ("float16", "float32") if d in device.peak_flops]
         target = target.with_dtypes(dtype=dtypes[0] if dtypes else None)
-    found = _FORMATS.search(row.target_dtype or row.target_model)
+    text, others = _FP8_KV.subn("", row.target_dtype)
+    kv = "fp8" if others else None
+    found = _FORMATS.search(text or row.target_model)
     if found is None:
-        return target
+        return target.with_dtypes(kv=kv)
     name = found[1].lower()
-    kv = "fp8" if "fp8 kv" in row.target_dtype.lower() else None
     if any(target.moe_layers()) and name in _EXPERTS_ONLY:
         if target.expert_quantisation is not None:
             return target.with_dtypes(kv=kv)

@@ -48,13 +48,13 @@ def time_shares(rows: Iterable[Row]) -> list[Shares]:
             made = setup(replace(row, drafter_kind="ngram", k=1.0) if plain else row)
             served = made.at(row.batch)
             G = row.tokens_per_step_G
-            law = served.accepted() if G is None else served.accepted_to(G)
+            law = None if plain else served.accepted() if G is None else served.accepted_to(G)
         except (Unpredictable, SpecmodelError):
             continue
         if made.engine is None:
             continue
         engine = load_engine(made.engine, study=row.url)
-        predicted = served.shares(engine, None if plain else law)
+        predicted = served.shares(engine, law)
         in_study = row.url in fitted_to(made.engine)
         found.append(Shares(row=row, measured=measured, predicted=predicted, in_study=in_study))
     return found
