@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from specmodel.roofline import Execution
 
 _NEEDED = ("k", "batch", "tpot_ms")
 _START = "vllm-2026"
+_NOT_OF_RATES = (
+    "plot",
+    "bandwidth",
+    "flops",
+    "memory",
+    "l2",
+    "multiprocessors",
+    "link_bandwidth",
+)
 
 
 def is_rates(table: str) -> bool:
@@ -41,13 +51,20 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
     for name in ("gpu", "model"):
         if options[name] is None:
             raise DomainError(f"an engine's rates need --{name}")
+    for name in _NOT_OF_RATES:
+        if options[name] is not None:
+            raise DomainError(f"--{name.replace('_', '-')} does not go with an engine's rates")
+    if not output.endswith((".yaml", ".yml")):
+        raise DomainError(f"an engine's file ends in .yaml; got {output}")
     target = load_model(options["model"])
     draft = None if options["draft"] is None else load_model(options["draft"])
     kind = options["drafter"] or defaults.default_kind(target, draft)
     drafter, _ = defaults.make_drafter(kind, target, draft=draft)
     device = load_device(options["gpu"])
     tp = optional(parse_whole, options["tp"], name="tp") or 1
-    (context,) = parse_counts(options["context"], name="context", low=0)
+    context, *others = parse_counts(options["context"], name="context", low=0)
+    if others:
+        raise DomainError(f"an engine's rates have one context; got {options['context']}")
     base = load_engine(options["engine"] or _START)
     rows = _rows(Path(table))
     seen = []
@@ -66,7 +83,10 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
             continue
         if length is None:
             raise DomainError(f"{at}: a row with drafts needs acceptance_length")
-        law = where.accepted_to(length)
+        try:
+            law = where.accepted_to(length)
+        except DomainError as error:
+            raise DomainError(f"{at}: acceptance_length: {error}") from None
         seen.append(Observation(served=where, what="drafted", value=batch / tpot, accepted=law))
     found = fit_engine(base, seen)
     name = Path(output).stem
@@ -86,7 +106,11 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
 
 def _rows(file: Path) -> list[tuple[str, int, float, float, float | None]]:
     """Return place, k, batch, time per token [s] and acceptance length of each row."""
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise DomainError(f"{file}: not a text file in UTF-8") from None
+    with io.StringIO(text, newline="") as lines:
         table = csv.DictReader(lines)
         missing = [name for name in _NEEDED if name not in (table.fieldnames or ())]
         if missing:

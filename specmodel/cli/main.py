@@ -256,7 +256,7 @@ def validate(form: str, plot: str | None, **options: Any) -> None:
     text, passed = run_validation(options, form, plot)
     write(text)
     if not passed:
-        raise SystemExit(1)
+        click.get_current_context().exit(1)
 
 
 @cli.command()
@@ -295,7 +295,7 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
     if is_rates(table):
         from specmodel.cli.output import write
 
-        write(fit_rates(table, output, form, options))
+        write(fit_rates(table, output, form, {**options, "plot": plot}))
         return
     from specmodel.cli.fit import fit_text, run_fit
     from specmodel.cli.output import write
@@ -384,7 +384,8 @@ def measure(form: str, **options: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; bad input is one line on stderr and exit status 2."""
     try:
-        cli.main(args=arguments, prog_name="specmodel", standalone_mode=False)
+        status = cli.main(args=arguments, prog_name="specmodel", standalone_mode=False)
+        return status or 0  # what a command exits with
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
     except click.ClickException as error:

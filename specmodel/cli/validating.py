@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_json
 from specmodel.cli.parsing import optional, parse_number
-from specmodel.errors import DomainError
+from specmodel.errors import DomainError, real_array
 from specmodel.validation import Row, golden_rows, read_cases, read_results, validate
 from specmodel.validation.scores import report
 
@@ -17,6 +19,8 @@ from specmodel.validation.scores import report
 def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tuple[str, bool]:
     """Return the text, and whether the medians are small enough."""
     most = optional(parse_number, options["max_median"], name="max_median")
+    if most is not None:
+        real_array(most, "max_median", low=0)
     rows: list[Row] = [row for file in options["results"] for row in read_results(file)]
     rows += [row for file in options["cases"] for row in read_cases(file)]
     if not options["results"] and not options["cases"]:
@@ -95,7 +99,7 @@ def _text(values: Mapping[str, Any]) -> str:
         )
         for key, both in by.items():
             cells = [_cells(both[name]) for name in ("shape", "given_acceptance")]
-            table.add_row(key[:60], *(c[i] for c in cells for i in (0, 1, 3)))
+            table.add_row(escape(key[:60]), *(c[i] for c in cells for i in (0, 1, 3)))
         out.table(table)
     out.line("not predicted, or not counted")
     for why, count in values["excluded"].items():
