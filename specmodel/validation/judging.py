@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specmodel.engine_fitting import KERNEL_SPREAD, Observation, fit_engine
+import numpy as np
+
+from specmodel.engine_fitting import HOST_SPREAD, KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
 from specmodel.overheads import HOST, Engine, engine_names, fitted_to, load_engine
 from specmodel.requests import Accepted, Served, solved
+from specmodel.uncertainty import NORMAL_90
 from specmodel.validation.rows import Row
 from specmodel.validation.setups import Setup, Unpredictable, setup
 from specmodel.validation.shares import Shares, time_shares
@@ -40,7 +43,8 @@ class Judged:
     given_in_study, shape_in_study : float or None
         The same under an engine that was fitted to more of the study.
     interval : (float, float) or None
-        S under any of the engines that ship, where nobody measured this one.
+        S without host time, and under the slowest of the engines that ship, where nobody
+        measured this one. [-]
     anchor : str
         What the row was used for, if anything: ``engine``, ``shape``.
     """
@@ -127,7 +131,7 @@ class _Case:
     judged: Judged
     at: tuple[Served, ...]  # several batches: S is the largest over them
 
-    def speedup(self, engine: Engine, law: Accepted) -> float:
+    def speedup(self, engine: Engine | None, law: Accepted) -> float:
         return max(one.speedup(engine, law) for one in self.at)
 
     @property
@@ -224,8 +228,13 @@ def _observations(cases: Sequence[_Case], laws: Sequence[Accepted | None]) -> li
 
 
 def plain_rate(row: Row) -> float | None:
-    """Return the plain tokens per second of the whole batch, where the unit says what it is."""
+    """Return the plain tokens per second of the whole batch, where the unit says what it is.
+
+    A row that states the time of a plain step instead tells it as well.
+    """
     unit, rate = row.throughput_unit.lower(), row.baseline_throughput
+    if rate is None and row.batch is not None and row.plain_step is not None:
+        return row.batch / row.plain_step
     if rate is None or row.batch is None or "total" in unit:
         return None
     if "user" in unit:
@@ -236,8 +245,13 @@ def plain_rate(row: Row) -> float | None:
 
 
 def _interval(case: _Case, law: Accepted) -> tuple[float, float]:
-    each = [case.speedup(load_engine(name), law) for name in engine_names()]
-    return min(each), max(each)
+    """Return S under any of the engines that ship, as far off as one's host times may be."""
+    slow = float(np.exp(NORMAL_90 * HOST_SPREAD))
+    each = [
+        case.speedup(replace(one, **{name: slow * getattr(one, name) for name in HOST}), law)
+        for one in map(load_engine, engine_names())
+    ]
+    return min(each), case.speedup(None, law)
 
 
 def _shape(

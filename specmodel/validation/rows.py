@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from specmodel.errors import DomainError
 
@@ -33,7 +35,7 @@ class Row:
 
     `tokens_per_step_G` counts the bonus token; `k` is drafts for chains and depth for trees.
     `url` names the study, `source` the table or figure in it; `timing` is JSON, of which
-    ``fraction_of_time`` (draft, verify, sampling, overhead) is read.
+    ``fraction_of_time`` (draft, verify, sampling, overhead) and ``T_p_ms`` are read.
     """
 
     id: str
@@ -64,6 +66,21 @@ class Row:
     baseline_throughput: float | None = None
     sd_throughput: float | None = None
     speedup: float | None = None
+
+    @property
+    def timed(self) -> dict[str, Any]:
+        """What `timing` holds."""
+        try:
+            values = json.loads(self.timing or "{}")
+        except ValueError:
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    @property
+    def plain_step(self) -> float | None:
+        """Time of a plain step, ``T_p_ms`` of `timing`. [s]"""
+        step = self.timed.get("T_p_ms")
+        return step / 1e3 if isinstance(step, int | float) and step > 0 else None
 
     @property
     def series(self) -> tuple[object, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,10 +60,10 @@ def time_shares(rows: Iterable[Row]) -> list[Shares]:
 
 
 def _measured(row: Row) -> dict[str, float] | None:
+    shares: Any = row.timed.get("fraction_of_time")
     try:
-        shares: Any = json.loads(row.timing or "{}").get("fraction_of_time")
         values = {name: float(shares[name]) for name in ("draft", "verify", "sampling", "overhead")}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError):
         return None
     rest = values["sampling"] + values["overhead"]
     return {"draft": values["draft"], "verify": values["verify"], "rest": rest}
