@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specmodel as sm
@@ -205,6 +205,7 @@ def test_no_engine_is_the_round_without_one(drafter: Drafter) -> None:
     B=st.sampled_from([1, 8, 100]),
     k=st.integers(1, 6),
 )
+@settings(max_examples=30)
 def test_more_host_time_never_makes_a_round_shorter(
     name: str, drafter: Drafter, B: int, k: int
 ) -> None:

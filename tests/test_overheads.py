@@ -214,7 +214,7 @@ def test_names_of_engines() -> None:
         ("SGLang v0.5.9", 2026, "sglang"),
         ("TensorRT-LLM 0.14", 2024, "tensorrt-llm"),
         ("llama.cpp b4077", None, "llama.cpp"),
-        ("HF Transformers + CUDA graphs", 2024, "hf-compiled"),
+        ("gpt-fast", 2024, "hf-compiled"),
         ("HF Transformers, FP16", 2024, "hf-eager"),
         ("an engine of our own", 2026, None),
         ("", None, None),

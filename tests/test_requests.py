@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specmodel as sm
@@ -175,6 +175,7 @@ def test_acceptance_is_scaled_to_tokens_over_rounds(dataset: str, lookup: bool, 
     assert (law.G <= 5).all()
 
 
+@settings(max_examples=30)
 @given(scale=st.floats(-6, 6), k=st.integers(1, 12), lookup=st.booleans())
 def test_a_higher_scale_accepts_more(scale: float, k: int, lookup: bool) -> None:
     low, high = (TWO.accepted(k, lookup=lookup, scale=s) for s in (scale, scale + 0.5))

@@ -43,8 +43,8 @@ class Judged:
     given_in_study, shape_in_study : float or None
         The same under an engine that was fitted to more of the study.
     interval : (float, float) or None
-        S without host time, and under the slowest of the engines that ship, where nobody
-        measured this one. [-]
+        Least and largest S, without host time and under the engines that ship, slow ones, where
+        nobody measured this one. [-]
     anchor : str
         What the row was used for, if anything: ``engine``, ``shape``.
     """
@@ -251,7 +251,8 @@ def _interval(case: _Case, law: Accepted) -> tuple[float, float]:
         case.speedup(replace(one, **{name: slow * getattr(one, name) for name in HOST}), law)
         for one in map(load_engine, engine_names())
     ]
-    return min(each), case.speedup(None, law)
+    each.append(case.speedup(None, law))  # not the largest where a long step hides drafts
+    return min(each), max(each)
 
 
 def _shape(

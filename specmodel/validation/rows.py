@@ -80,7 +80,9 @@ class Row:
     def plain_step(self) -> float | None:
         """Time of a plain step, ``T_p_ms`` of `timing`. [s]"""
         step = self.timed.get("T_p_ms")
-        return step / 1e3 if isinstance(step, int | float) and step > 0 else None
+        if not isinstance(step, int | float) or isinstance(step, bool):
+            return None
+        return step / 1e3 if 0 < step < 1e9 else None
 
     @property
     def series(self) -> tuple[object, ...]:
