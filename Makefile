@@ -8,7 +8,7 @@ STEP := .ci/step
 
 .NOTPARALLEL:
 
-.PHONY: predict test setup lint unit slow notebooks figures clean
+.PHONY: predict test setup lint unit slow notebooks figures accuracy clean
 
 predict: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100
@@ -36,6 +36,9 @@ slow: $(VENV)/.dev
 
 notebooks: $(VENV)/.dev
 	@$(STEP) "notebooks" 600 $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:cacheprovider -W default notebooks
+
+accuracy: $(VENV)/.runtime
+	$(BIN)/specmodel validate --plot docs/accuracy.png --report docs/accuracy.md
 
 figures: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100 --batch 1,8,32,128 --context 1k --plot docs/h100.png

@@ -21,6 +21,7 @@ from specmodel.errors import SpecmodelError
 from specmodel.overheads import Engine, load_engine
 from specmodel.requests import Served
 from specmodel.validation import PEAK, Judged, plain_rate, prepared, read_cases, read_results
+from specmodel.validation.judging import GENERIC_SPREAD
 
 SHARES = "https://specdecode-bench.github.io (repo SpecDecode-Bench/specdecode-bench.github.io); arXiv 2601.11580"  # noqa: E501
 """The study whose shares of time tell an engine's every host time: where fits start from."""
@@ -46,7 +47,7 @@ def main() -> None:
         seen = [row for one in together for row in observed(one, base)]
         if not seen:
             continue
-        fit = fit_engine(base, seen, kernel_spread=KERNEL_SPREAD if calibrated else 0.3)
+        fit = fit_engine(base, seen, kernel_spread=KERNEL_SPREAD if calibrated else GENERIC_SPREAD)
         off = np.log([o.predicted(fit.engine) / o.value for o in seen])
         print(f"{name}  # {url}")
         print(f"  # {len(seen)} rows, off by {np.median(abs(off)):.1%} in the median", end="")

@@ -20,7 +20,7 @@ from specmodel.validation.shares import Shares, time_shares
 
 CLOSE = 0.05
 """Within this of S = 1 the answer is "too close to call". [-]"""
-GENERIC_SPREAD = 0.3
+GENERIC_SPREAD = 0.15
 """Spread of an engine's kernels on a device that nobody calibrated. [-]"""
 _SHORTEST = 0.1  # output over prompt, from which on decoding dominates
 PEAK = (1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
