@@ -49,7 +49,7 @@ HOST = (
 )
 """Host times of an engine, each fitted or taken from other engines."""
 
-_CAPS = ("captured_rows", "max_running", "max_running_speculating")
+_CAPS = ("captured_rows", "max_running", "max_running_speculating", "kv_reread")
 _FITTED = (*HOST, "kernels")
 _SCHEMA = 1
 
@@ -79,6 +79,9 @@ class Engine:
         0: eager. [-]
     max_running, max_running_speculating : float
         Default caps on running sequences, without and with speculation. [-]
+    kv_reread : float
+        How verification reads the KV cache, as `specmodel.roofline.Execution` takes it: 1 where
+        each draft is verified as a sequence of its own. [-]
     unknown : frozenset of str
         Values that nobody measured.
     studies : mapping of str to str
@@ -102,6 +105,7 @@ class Engine:
     captured_rows: float = np.inf
     max_running: float = np.inf
     max_running_speculating: float = np.inf
+    kv_reread: float = 0.0
     unknown: frozenset[str] = frozenset()
     studies: Mapping[str, str] = field(default_factory=dict, compare=False)
 

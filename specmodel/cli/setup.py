@@ -31,6 +31,8 @@ ACCEPTANCE_OPTIONS = ("alpha", "acceptance", "acceptance_rates", "acceptance_len
 """Ways to state acceptance; at most one of them is given."""
 
 MOST_DRAFTS = 1000
+NO_REREAD = "0"
+"""What --kv-reread is where nobody says; an engine then says how it verifies."""
 _MOST_POINTS = 2000
 
 
@@ -89,6 +91,10 @@ def build(options: dict[str, Any]) -> Request:
         if value is not None:
             whole_array(value, name, low=0, high=MOST_DRAFTS, unit="token")
     acceptance = _acceptance(options, kind, k, assumed)
+    engine = load_engine(options["engine"]) if options["engine"] else None
+    reread = parse_number(options["kv_reread"], name="kv_reread")
+    if engine is not None and options["kv_reread"] == NO_REREAD:
+        reread = engine.kv_reread
     execution = Execution(
         level=options["level"],
         tp=parse_whole(options["tp"], name="tp"),
@@ -97,11 +103,11 @@ def build(options: dict[str, Any]) -> Request:
         devices_per_node=parse_whole(options["devices_per_node"], name="devices_per_node"),
         ep=options["ep"],
         network=optional(parse_link, options["network"], name="network"),
-        kv_reread=parse_number(options["kv_reread"], name="kv_reread"),
+        kv_reread=reread,
         expert_overlap=parse_number(options["expert_overlap"], name="expert_overlap"),
         offload=parse_number(options["offload"], name="offload"),
         calibrated=options["basis"] == "calibrated",
-        engine=load_engine(options["engine"]) if options["engine"] else None,
+        engine=engine,
     )
     price = optional(parse_number, options["price"], name="price")
     draft_price = optional(parse_number, options["draft_price"], name="draft_price")

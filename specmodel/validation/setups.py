@@ -29,7 +29,7 @@ from specmodel.dtypes import default_quantisation
 from specmodel.errors import SpecmodelError
 from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
-from specmodel.overheads import engine_for
+from specmodel.overheads import engine_for, load_engine
 from specmodel.requests import Requests, Served, known_dataset, load_requests, served
 from specmodel.roofline import Execution
 from specmodel.validation.rows import Row
@@ -99,7 +99,10 @@ def setup(row: Row) -> Setup:
     if kind not in _DRAFTERS:
         raise Unpredictable(f"drafter {row.drafter_kind or '(none named)'} is not modelled")
     drafter, k = _drafter(row, target, assumed)
+    engine = engine_for(row.engine, row.year)
     execution = _execution(row, device, target, assumed)
+    if engine is not None:
+        execution = replace(execution, kv_reread=load_engine(engine).kv_reread)
     return Setup(
         row=row,
         device=device,
@@ -108,7 +111,7 @@ def setup(row: Row) -> Setup:
         execution=execution,
         k=k,
         requests=_requests(row, assumed),
-        engine=engine_for(row.engine, row.year),
+        engine=engine,
         assumed=tuple(assumed),
     )
 
