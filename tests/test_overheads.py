@@ -302,6 +302,7 @@ def test_numbers_are_read_back_exactly(
         kernels=kernels,
         captured_rows=rows,
         max_running=8,
+        kv_reread=1,
         studies={"rates.csv": "rates.csv, 3 rows"},
     )
     file = tmp_path_factory.mktemp("engine") / "own.yaml"

@@ -11,7 +11,7 @@ import pytest
 
 import specmodel as sm
 from specmodel.cli import main
-from specmodel.overheads import engine_names, load_engine
+from specmodel.overheads import engine_names, engine_yaml, load_engine
 from specmodel.requests import Requests, served
 
 HEADER = (
@@ -289,6 +289,20 @@ def test_a_fit_starts_where_asked(run: Run, tmp_path: Path) -> None:
     assert run("fit", table, "-o", output, *FIT, "--engine", "hf-eager")[0] == 0
     assert load_engine(output).captured_rows == 0
     assert "Hugging Face" in load_engine(output).title
+
+
+def test_a_fit_verifies_as_its_engine_does(run: Run, tmp_path: Path) -> None:
+    """An engine that rereads the KV cache for each draft takes longer before any row is seen."""
+    table = rates(tmp_path, "3,64,20,2.4")
+    before = []
+    for name in ("rereads", "not"):
+        base = tmp_path / f"{name}.yaml"
+        base.write_text(engine_yaml(replace(TRUTH, kv_reread=float(name == "rereads"))))
+        output = tmp_path / "mine.yaml"
+        found = run.json("fit", table, "-o", output, *FIT, "--engine", base)
+        before.append(found["rows"][0]["before"])
+        assert load_engine(output).kv_reread == (name == "rereads")
+    assert before[0] > 1.2 * before[1]
 
 
 @pytest.mark.parametrize(

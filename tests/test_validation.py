@@ -438,6 +438,11 @@ def test_requests_of_a_row() -> None:
     assert setup(replace(ROW, context_len="1k to 8k")).assumed == ("requests as in mixed chat",)
 
 
+def test_rereads_are_the_engines() -> None:
+    assert setup(replace(ROW, engine="vLLM v0.6.3")).execution.kv_reread == 1
+    assert setup(ROW).execution.kv_reread == 0
+
+
 def test_routing_overlaps_in_mixtures_of_experts_only() -> None:
     moe = setup(replace(ROW, target_model="Qwen3-30B-A3B", drafter_kind="ngram"))
     assert moe.execution.expert_overlap > 0

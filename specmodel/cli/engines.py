@@ -76,7 +76,7 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
             Requests.alike(float(context)),
             B=batch,
             k=max(k, 1),
-            execution=Execution(tp=tp),
+            execution=Execution(tp=tp, kv_reread=base.kv_reread),
         )
         if k == 0:
             seen.append(Observation(served=where, what="plain", value=batch / tpot))
