@@ -92,3 +92,26 @@ def test_every_command_runs(
     (tmp_path / "path" / "to" / "config.json").write_text(json.dumps(LLAMA))
     assert main(shlex.split(line)[1:]) == 0
     assert capsys.readouterr().err == ""
+
+
+def in_short(page: str, until: str) -> str:
+    return page.split("| shape, held out")[1].split(until)[0].strip()
+
+
+def test_how_far_to_trust_it_is_the_accuracy_page() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert in_short(README, "\n\nBy source") == in_short(page, "\n\n## By source")
+
+
+@pytest.mark.slow
+def test_the_accuracy_page_is_what_validate_writes(tmp_path: Path) -> None:
+    page, figure = tmp_path / "accuracy.md", tmp_path / "accuracy.png"
+    assert main(["validate", "--plot", str(figure), "--report", str(page)]) == 0
+    shipped = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    number = re.compile(r"[-+]?\d+\.?\d*")
+    ours, theirs = (page.read_text(encoding="utf-8"), shipped)
+    assert number.sub("#", ours) == number.sub("#", theirs)
+    for ours_number, theirs_number in zip(
+        number.findall(ours), number.findall(theirs), strict=True
+    ):
+        assert float(ours_number) == pytest.approx(float(theirs_number), abs=0.2)

@@ -9,7 +9,7 @@ from typing import Any
 from specmodel._version import __version__
 
 _MISSES = 12
-_LONGEST = 60
+_LONGEST = 100
 
 _ABOUT = """\
 # Accuracy
@@ -40,8 +40,14 @@ What is known to be behind many of them:
 - Two studies of one engine differ in its host time: an EAGLE pass of vLLM takes 0.70 ms by one,
   1.02 ms by another. What a study leaves unsaid (versions, CPUs, flags) is in there. Two rows
   of your own (`specmodel fit`) settle it.
-- Trees on SGLang ran on another attention backend than chains, and a server's cap on running
-  sequences is not stated.
+- Trees on SGLang ran on another attention backend than chains; from batch 64 to 128 its speeds
+  stand still, as under a cap on running sequences, which is not stated.
+- One row's two host times do not carry over to every draft model of its study: with
+  Sheared-LLaMA-1.3B for Vicuna-33B drafting takes twice what a 68M draft's layers tell.
+- MagicDec's passes launch for longer than the two gpt-fast rows of another paper tell.
+- T5 (Leviathan et al.) was compared with another code base; token recycling is a tree that is
+  taken for a lookup; an EAGLE of 32 drafts is taken for a chain; GLM-4.5-Air's MTP block costs
+  more at batch 4 than its experts and passes do.
 - Depths, trees and lengths of requests that a row does not state are the method's usual ones.
 - Devices without a calibration are predicted with generic efficiencies.
 - A draft model's KV cache is read at every draft pass; at large batches Qwen3-0.6B spent less
