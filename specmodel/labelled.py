@@ -248,6 +248,7 @@ def _attrs(
         "drafter": drafter.kind,
         "acceptance": acceptance.label,
         "level": execution.level,
+        "engine": execution.engine.name if execution.engine else "none",
         "tp": execution.tp,
         "kv_reread": execution.kv_reread,
         "expert_overlap": execution.expert_overlap,

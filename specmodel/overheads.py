@@ -230,7 +230,8 @@ def engine_for(text: str, year: float | None) -> str | None:
     """Return the name of the engine that a table's text and year mean, None where nobody did.
 
     A version that the text states decides; where it says that none was stated, a paper's year
-    stands for the year before, when it was measured.
+    stands for the year before, when it was measured. Without a year the newest engine of the name
+    is meant.
 
     Examples
     --------
@@ -240,11 +241,10 @@ def engine_for(text: str, year: float | None) -> str | None:
     'vllm-2024'
     """
     when = _year(text) or (year - 1 if year and "not stated" in text else year)
-    for name, record in _records().items():
-        low, high = record.years
-        if re.search(record.spelled, text, re.IGNORECASE) and (when is None or low <= when <= high):
-            return name
-    return None
+    named = [one for one in _records().values() if re.search(one.spelled, text, re.IGNORECASE)]
+    if when is not None:
+        named = [one for one in named if one.years[0] <= when <= one.years[1]]
+    return max(named, key=lambda one: one.years).name if named else None
 
 
 _VLLM = ((0, 2023), (4, 2024), (7, 2025), (13, 2026))

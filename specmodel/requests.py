@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 TYPICAL = "sharegpt"
 """Whose requests stand for those of an unknown dataset: mixed chat."""
 
+_NOTHING = 1e-4
 _FURTHEST = 12.0  # in log odds: from 0.5 to within 1e-5 of 0 and 1
 
 
@@ -154,6 +155,8 @@ def solved(off: Any, what: str) -> float:
         When it does not.
     """
     low, high = off(-_FURTHEST), off(_FURTHEST)
+    if 0 < low < _NOTHING:  # asked for what accepting nothing gives
+        return -_FURTHEST
     if not low <= 0 <= high:
         side = "little" if low > 0 else "much"
         raise DomainError(f"{what}: no acceptance gives that {side}")

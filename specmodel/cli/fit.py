@@ -20,6 +20,9 @@ from specmodel.tables import read_table
 def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit, Check | None]:
     """Read a table, fit it, and return the calibrated device, the fit, and a check of passes."""
     gpu, engine = options["gpu"], options["engine"]
+    for name in ("model", "drafter", "draft"):
+        if options[name] is not None:
+            raise DomainError(f"--{name} goes with a table of an engine's rates (tpot_ms)")
     if is_published(table):
         if gpu is None or engine is None:
             raise DomainError(f"{table} holds several devices: say --gpu and --engine")

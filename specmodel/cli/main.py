@@ -92,7 +92,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         ("--kv-dtype", {"metavar": "DTYPE", "help": "KV cache [--dtype]."}),
         (
             "--kv-reread",
-            {"metavar": "R", "default": "0", "help": "0: verify reads KV once, 1: per row."},
+            {"metavar": "R", "help": "0: verify reads KV once, 1: per row [--engine's, or 0]."},
         ),
         (
             "--expert-overlap",

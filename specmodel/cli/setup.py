@@ -31,8 +31,6 @@ ACCEPTANCE_OPTIONS = ("alpha", "acceptance", "acceptance_rates", "acceptance_len
 """Ways to state acceptance; at most one of them is given."""
 
 MOST_DRAFTS = 1000
-NO_REREAD = "0"
-"""What --kv-reread is where nobody says; an engine then says how it verifies."""
 _MOST_POINTS = 2000
 
 
@@ -92,9 +90,9 @@ def build(options: dict[str, Any]) -> Request:
             whole_array(value, name, low=0, high=MOST_DRAFTS, unit="token")
     acceptance = _acceptance(options, kind, k, assumed)
     engine = load_engine(options["engine"]) if options["engine"] else None
-    reread = parse_number(options["kv_reread"], name="kv_reread")
-    if engine is not None and options["kv_reread"] == NO_REREAD:
-        reread = engine.kv_reread
+    reread = optional(parse_number, options["kv_reread"], name="kv_reread")
+    if reread is None:
+        reread = 0.0 if engine is None else engine.kv_reread
     execution = Execution(
         level=options["level"],
         tp=parse_whole(options["tp"], name="tp"),

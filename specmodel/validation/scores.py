@@ -205,15 +205,22 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     drafts or trees of one drafter, or at least its speed against none: every candidate needs a
     prediction. What is chosen is right within `WITHIN` of the measured best, plain decoding
     included. On or off is asked of every row that counts; "too close to call" is right where the
-    measurement is within `CLOSE` of 1.
+    measurement is within `CLOSE` of 1. A series that an engine was moved by is left out.
     """
     rows = [one for one in judged if _decided(one) is not None]
     series: dict[Any, list[Judged]] = defaultdict(list)
     for one in rows:
         r = one.row
-        deployment = (r.url, r.engine, r.hardware, r.target_model, r.drafter_kind)
-        series[*deployment, r.batch, r.dataset, r.temperature, r.context_len].append(one)
-    several = [some for some in series.values() if len({(o.row.k, o.row.tree) for o in some}) > 1]
+        deployment = (r.url, r.engine, r.hardware, r.target_model, r.target_dtype, r.tp, r.n_gpus)
+        drafts = (r.drafter_kind, r.draft_model)
+        key = (*deployment, *drafts, r.batch, r.dataset, r.temperature, r.context_len)
+        series[key].append(one)
+    several = [
+        some
+        for some in series.values()
+        if len({(one.row.k, one.row.tree) for one in some}) > 1
+        and not any("engine" in one.anchors for one in some)
+    ]
     chosen = [_chosen(some) for some in several]
     answers = [(_answer(_decided(one) or 0.0), one.row.speedup or 0.0) for one in rows]
     counts = [

@@ -188,7 +188,14 @@ _TREES = {
 (63 nodes, 4 heads)."""
 
 _ALWAYS_TREES = ("eagle2", "medusa")
-_CHAINS = {"draft_model": 5, "ngram": 10, "suffix": 10, "lookahead": 5, "mtp": 1}
+_CHAINS = {
+    "block_diffusion": 15,
+    "draft_model": 5,
+    "ngram": 10,
+    "suffix": 10,
+    "lookahead": 5,
+    "mtp": 1,
+}
 """Drafts where a row names none: Spec-Bench's settings of SpS, PLD and lookahead."""
 
 
@@ -209,7 +216,9 @@ def _small(row: Row, target: Architecture) -> Drafter:
 
 
 def _block(row: Row, target: Architecture) -> Drafter:
-    layers = re.search(r"(\d+)-?L", row.draft_model) or re.search(r"(\d+)-layer", row.draft_model)
+    layers = re.search(r"([1-9]\d*)-?L", row.draft_model) or re.search(
+        r"([1-9]\d*)-layer", row.draft_model
+    )
     k = int(row.k or 15)
     head = _known(
         lambda _: block_head(target, layers=int(layers[1]) if layers else 5, block=k + 1),
@@ -220,7 +229,7 @@ def _block(row: Row, target: Architecture) -> Drafter:
 
 
 def _parallel(row: Row, target: Architecture) -> Drafter:
-    layers = re.search(r"(\d+) layers", row.draft_model)
+    layers = re.search(r"([1-9]\d*) layers", row.draft_model)
     return Parallel(
         _known(lambda _: peagle_head(target, layers=int(layers[1]) if layers else 4), "", "head")
     )
