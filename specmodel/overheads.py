@@ -159,7 +159,7 @@ class _Record:
     years: tuple[int, int]
     serving: bool
     caps: Mapping[str, float]
-    fits: Mapping[str, Mapping[str, float]]  # by URL of the study
+    fits: Mapping[str, Mapping[str, float]]  # by `study_of` its URL
     studies: Mapping[str, str]
 
     def values(self, without: str | None, study: str | None = None) -> dict[str, float]:
@@ -208,6 +208,7 @@ def load_engine(
     """
     if isinstance(engine, Engine):
         return engine
+    without, study = (url and study_of(url) for url in (without, study))
     text = os.fspath(engine)
     if text.endswith((".yaml", ".yml")) or os.sep in text:
         return _engine(_read(Path(text)), without, study)
@@ -218,7 +219,38 @@ def load_engine(
 
 def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:
     """Return the URLs of the studies that an engine was fitted to."""
-    return frozenset(_records()[name].fits) - {without}
+    return frozenset(_records()[name].fits) - {without and study_of(without)}
+
+
+def study_of(url: str) -> str:
+    """Return one address for every address that a study has.
+
+    Scheme, case, a version of an arXiv paper and a slash at the end do not matter; other addresses
+    of a study are those that the engines' files name beside its own.
+
+    Examples
+    --------
+    >>> study_of("http://arxiv.org/abs/1706.03762v2") == study_of("https://arxiv.org/abs/1706.03762/")
+    True
+    """
+    plain = _address(url)
+    return _other_addresses().get(plain, plain)
+
+
+def _address(url: str) -> str:
+    text = url.strip().lower().removeprefix("https://").removeprefix("http://").rstrip("/")
+    return re.sub(r"^arxiv\.org/(?:abs|pdf)/(\d+\.\d+)(v\d+)?$", r"arxiv.org/abs/\1", text)
+
+
+@cache
+def _other_addresses() -> dict[str, str]:
+    files = sorted(entry.name for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
+    found: dict[str, str] = {}
+    for name in files:
+        record = parse_yaml((_folder() / name).read_text(encoding="utf-8"))
+        for source in record["sources"].values():
+            found |= {_address(other): _address(source["url"]) for other in source.get("also", ())}
+    return found
 
 
 def serves(name: str) -> bool:
@@ -292,7 +324,7 @@ def _engine(record: _Record, without: str | None, study: str | None) -> Engine:
         kernels=values.get("kernels", 1.0),
         **record.caps,
         unknown=unknown,
-        studies={url: text for url, text in record.studies.items() if url != without},
+        studies={url: text for url, text in record.studies.items() if study_of(url) != without},
     )
 
 
@@ -363,7 +395,7 @@ def _read(file: Path | Traversable) -> _Record:
         values = _numbers(fit, _FITTED, f"{where}: fits: {study}")
         if values.get("kernels") == 0:
             raise ProfileError(f"{where}: fits: {study}: kernels: must be above 0; got 0")
-        by_url[sources[study]["url"]] = values
+        by_url[study_of(sources[study]["url"])] = values
     years, spelled = record.get("years", [1990, 2100]), record.get("spelled", "(?!)")
     if not (isinstance(years, list) and [type(year) for year in years] == [int, int]):
         raise ProfileError(f"{where}: years: must be the first and the last; got {years!r}")

@@ -21,6 +21,7 @@ from specmodel.overheads import (
     joined,
     load_engine,
     serves,
+    study_of,
 )
 
 MINE = """\
@@ -180,7 +181,7 @@ def test_what_is_typical_leaves_the_study_out_too(mine: Path) -> None:
 def test_engines_that_ship(name: str) -> None:
     engine = load_engine(name)
     assert engine.name == name
-    assert fitted_to(name) <= set(engine.studies)
+    assert fitted_to(name) <= {study_of(url) for url in engine.studies}
     assert engine.unknown <= set(HOST)
     assert all(0 <= getattr(engine, host) < 0.5 for host in HOST)
     for url in fitted_to(name):

@@ -24,7 +24,7 @@ from specmodel.width import context_where_speedup_rises
 
 
 def sglang_without(study: str) -> Engine:
-    (url,) = (url for url in fitted_to("sglang") if study in url)
+    (url,) = (url for url in fitted_to("sglang") if study.lower() in url)
     return load_engine("sglang", without=url)
 
 

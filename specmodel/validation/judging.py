@@ -92,7 +92,7 @@ def validate(rows: Iterable[Row], *, each: Literal["study", "deployment"] = "stu
     for one in judged:
         if one.setup is not None:
             r = one.row
-            key: tuple[object, ...] = (r.url, r.engine, r.hardware)
+            key: tuple[object, ...] = (r.study, r.engine, r.hardware)
             if each == "deployment":
                 key += (r.target_model, r.target_dtype, r.drafter_kind, r.tp or r.n_gpus)
             by_deployment[key].append(one)
@@ -160,7 +160,7 @@ def _deployment(together: Sequence[Judged]) -> None:
     """Predict the rows of one deployment."""
     made = together[0].setup
     assert made is not None  # noqa: S101 (of every row of a deployment)
-    name, url = made.engine, together[0].row.url
+    name, url = made.engine, together[0].row.study
     whole = load_engine(name, study=url) if name else None
     measured = name is not None and bool(fitted_to(name, without=url))
     base = load_engine(name, without=url) if measured and name else _typical(url)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specmodel.errors import DomainError
+from specmodel.overheads import study_of
 
 _NEEDED = ("id", "hardware", "engine", "target_model", "drafter_kind", "batch", "speedup", "url")
 _LIMITS = {
@@ -68,6 +69,11 @@ class Row:
     speedup: float | None = None
 
     @property
+    def study(self) -> str:
+        """The study, whichever of its addresses `url` is."""
+        return study_of(self.url)
+
+    @property
     def timed(self) -> dict[str, Any]:
         """What `timing` holds."""
         try:
@@ -89,7 +95,7 @@ class Row:
         """What rows have in common that differ in batch alone."""
         return (
             self.source,
-            self.url,
+            self.study,
             self.hardware,
             self.engine,
             self.target_model,

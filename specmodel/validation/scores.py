@@ -191,7 +191,7 @@ def _basis(one: Judged) -> str:
     if made is None:
         return "nothing"
     device = "a calibrated device" if made.device.calibration else "a device nobody calibrated"
-    studies = 0 if made.engine is None else len(fitted_to(made.engine, without=one.row.url))
+    studies = 0 if made.engine is None else len(fitted_to(made.engine, without=one.row.study))
     return f"{device}, {studies} other studies of the engine"
 
 
@@ -211,7 +211,7 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     series: dict[Any, list[Judged]] = defaultdict(list)
     for one in rows:
         r = one.row
-        deployment = (r.url, r.engine, r.hardware, r.target_model, r.target_dtype, r.tp, r.n_gpus)
+        deployment = (r.study, r.engine, r.hardware, r.target_model, r.target_dtype, r.tp, r.n_gpus)
         drafts = (r.drafter_kind, r.draft_model)
         key = (*deployment, *drafts, r.batch, r.dataset, r.temperature, r.context_len)
         series[key].append(one)

@@ -52,9 +52,9 @@ def time_shares(rows: Iterable[Row]) -> list[Shares]:
             continue
         if made.engine is None:
             continue
-        engine = load_engine(made.engine, study=row.url)
+        engine = load_engine(made.engine, study=row.study)
         predicted = served.shares(engine, law)
-        in_study = row.url in fitted_to(made.engine)
+        in_study = row.study in fitted_to(made.engine)
         found.append(Shares(row=row, measured=measured, predicted=predicted, in_study=in_study))
     return found
 
