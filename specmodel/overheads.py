@@ -218,8 +218,10 @@ def load_engine(
 
 
 def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:
-    """Return the URLs of the studies that an engine was fitted to."""
-    return frozenset(_records()[name].fits) - {without and study_of(without)}
+    """Return the studies (`study_of`) that tell any of an engine's host times."""
+    fits = _records()[name].fits
+    told = {url for url, fit in fits.items() if any(value in HOST for value in fit)}
+    return frozenset(told) - {without and study_of(without)}
 
 
 def study_of(url: str) -> str:
@@ -276,7 +278,7 @@ def engine_for(text: str, year: float | None) -> str | None:
     named = [one for one in _records().values() if re.search(one.spelled, text, re.IGNORECASE)]
     if when is not None:
         named = [one for one in named if one.years[0] <= when <= one.years[1]]
-    return max(named, key=lambda one: one.years).name if named else None
+    return max(named, key=lambda one: (one.serving, one.years)).name if named else None
 
 
 _VLLM = ((0, 2023), (4, 2024), (7, 2025), (13, 2026))

@@ -157,6 +157,8 @@ def solved(off: Any, what: str) -> float:
     low, high = off(-_FURTHEST), off(_FURTHEST)
     if 0 < low < _NOTHING:  # asked for what accepting nothing gives
         return -_FURTHEST
+    if -_NOTHING < high < 0:  # or everything
+        return _FURTHEST
     if not low <= 0 <= high:
         side = "little" if low > 0 else "much"
         raise DomainError(f"{what}: no acceptance gives that {side}")

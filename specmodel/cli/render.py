@@ -256,8 +256,9 @@ def engine_lines(setup: Setup) -> list[str]:
         f"{engine.round_row * 1e6:.1f} us a row more"
     ]
     lines += [f"  fitted to {title}" for title in engine.studies.values()]
-    if engine.unknown:
-        lines.append(f"  taken from other engines, as nobody measured it: {_words(engine.unknown)}")
+    others = [name for name in engine.unknown if getattr(engine, name) > 0]
+    if others:
+        lines.append(f"  taken from other engines, as nobody measured it: {_words(others)}")
     most = max(setup.batches)
     if most > engine.max_running:
         lines.append(f"  note: it runs {engine.max_running:g} sequences at most by default")

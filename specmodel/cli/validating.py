@@ -36,11 +36,13 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
     if options["report"] is not None:
         from specmodel.validation.page import page
 
-        text = page(values, command=_command(options, plot), figure=plot)
+        own = bool(options["results"] or options["cases"])
+        text = page(values, command=_command(options, plot), figure=plot, explained=not own)
         Path(options["report"]).write_text(text, encoding="utf-8")
     summary = values["summary"]
     medians = [summary[name]["median"] for name in ("shape", "given_acceptance")]
-    passed = most is None or all(median is None or median <= most for median in medians)
+    stated = [median for median in medians if median is not None]
+    passed = most is None or (bool(stated) and max(stated) <= most)
     if form == "json":
         return to_json({"specmodel_version": __version__, **values}), passed
     return _text(values), passed
@@ -111,7 +113,7 @@ def _decisions(out: Out, found: Mapping[str, Any]) -> None:
     if found["series"]:
         out.line(
             f"drafts or tree chosen: the best or within 3% in {found['best_or_near']:.1%} of "
-            f"{found['series']} series; {found['lost']:.1%} lost on average"
+            f"{found['series']} series; {found['lost']:.1%} lost on average{_longest(found)}"
         )
     if found["rows"]:
         caught = found["losses_caught"]
@@ -121,6 +123,14 @@ def _decisions(out: Out, found: Mapping[str, Any]) -> None:
             f"{found['always_on_right']:.1%}){losses}; "
             f"{found['too_close_to_call']} too close to call"
         )
+
+
+def _longest(found: Mapping[str, Any]) -> str:
+    """Say what a rule without a model scores."""
+    if not found["longest_series"]:
+        return ""
+    right, series = found["longest_best_or_near"], found["longest_series"]
+    return f"; the most tokens per round would be right in {right:.1%} of {series}"
 
 
 def _cells(errors: Mapping[str, Any]) -> list[str]:

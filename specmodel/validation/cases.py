@@ -15,8 +15,8 @@ _KINDS = (
     ("block_diffusion", r"dflash"),
     ("dspark_parallel", r"dspark"),
     ("eagle3", r"eagle-?3"),
-    ("eagle2", r"eagle-?2"),
     ("mtp", r"mtp|nextn"),
+    ("eagle2", r"eagle-?2"),
     ("eagle", r"eagle"),
     ("ngram", r"n-?gram|prompt lookup"),
     ("medusa", r"medusa"),
@@ -102,8 +102,9 @@ def _row(case: dict[str, Any], row: dict[str, Any], number: int) -> Row:
         target_dtype=_said(row, "target_quant"),
         drafter_kind=next((kind for text in methods if (kind := _kind(str(text or "")))), ""),
         draft_model=_draft(case, row),
-        k=_number(row.get("k")),
+        k=0.0 if row.get("k") == 0 else _number(row.get("k")),
         tree=tree,
+        parallel=parallel,
         batch=batch,
         context_len=_said(row, "context") or _said(case, "prompt_len"),
         output_len=_said(case, "output_len"),
@@ -141,7 +142,10 @@ def _rates(row: dict[str, Any], batch: float | None) -> tuple[float | None, floa
         if unit.startswith("ms tpot"):
             return 1e3 * many / value
         if unit.startswith("tok/s"):
-            return value * many if "user" in unit else value
+            each = unit.removeprefix("tok/s").strip(" /")
+            if each.startswith(("user", "per request", "request")):
+                return value * many
+            return None if each.startswith(("gpu", "per gpu")) else value
         return None
 
     return rate(_number(row.get("baseline"))), rate(_number(row.get("sd")))

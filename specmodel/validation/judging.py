@@ -12,7 +12,7 @@ import numpy as np
 from specmodel.engine_fitting import HOST_SPREAD, KERNEL_SPREAD, Observation, fit_engine
 from specmodel.errors import SpecmodelError
 from specmodel.overheads import HOST, Engine, engine_names, fitted_to, load_engine
-from specmodel.requests import Accepted, Served, solved
+from specmodel.requests import Accepted, Requests, Served, solved
 from specmodel.uncertainty import NORMAL_90
 from specmodel.validation.rows import Row
 from specmodel.validation.setups import Setup, Unpredictable, setup
@@ -77,8 +77,8 @@ def validate(rows: Iterable[Row], *, each: Literal["study", "deployment"] = "stu
     """Predict every row that can be predicted.
 
     An engine's host times are taken without the row's study. The study's first plain rate and
-    first speculative row at batch 1, on that engine and device, move them (`fit_engine`); such
-    rows do not count.
+    first speculative row at batch 1, on that engine and device, move them (`fit_engine`); that
+    row does not count, and plain rates are never what is judged.
 
     Parameters
     ----------
@@ -119,9 +119,16 @@ def prepared(row: Row) -> Judged:
     one = Judged(row=row, setup=made)
     if row.batch is None and "peak over batch" not in row.speedup_def.lower():
         one.why, one.setup = "no batch", None
-    elif made.requests.output.mean() < _SHORTEST * made.requests.prompt.mean():
+    elif _prefill_dominates(made.requests):
         one.why, one.setup = "prefill dominates", None
     return one
+
+
+def _prefill_dominates(requests: Requests) -> bool:
+    if not np.isfinite(requests.output).all():
+        return False
+    made, given = requests.weight @ requests.output, requests.weight @ requests.prompt
+    return bool(made < _SHORTEST * given)
 
 
 @dataclass(slots=True)
@@ -266,7 +273,7 @@ def _shape(
         return
     first, *rest = ordered
     if not known and in_study is None:
-        known = True  # acceptance takes up what the engine's host time is not known to be
+        return
     first.judged.anchors.add("shape")
     for name, by in (("shape", engine if known else None), ("shape_in_study", in_study)):
         if by is None:
@@ -274,7 +281,7 @@ def _shape(
         try:
             scale = _scale(first, by)
         except SpecmodelError as error:
-            for case in rest:
+            for case in rest if name == "shape" else ():
                 case.judged.why = case.judged.why or str(error)
             continue
         for case in rest:

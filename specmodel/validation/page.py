@@ -28,17 +28,23 @@ of a round. **Shape** takes the speedup at a series' smallest batch instead, whi
 acceptance, and predicts the others; that first row does not count.
 
 **Held out**: the engine's host times are those of other studies, moved by two rows of the study
-itself on that engine and device, its first plain rate and its first speculative row at batch 1,
-which do not count either. A study of an engine that nobody else measured has an interval only,
-unless it has such rows. **In-study**: with the host times that were fitted to more of the study
-(`hardware_profiles/engines`).
+itself on that engine and device: its first plain rate, which is never judged, and its first
+speculative row at batch 1, which does not count. Where nobody else measured an engine's host
+time and the study has no such row, a row has an interval only. **In-study**: with the host times
+that `hardware_profiles/engines` holds of the study, not moved by any row, nor its kernels' speed.
+
+Prompts, outputs and hit rates by dataset are those of one public profile (SpecDecode-Bench's
+simulator, `specmodel/data/requests.yaml`); its authors' figures are among the rows.
 """
 
 _KNOWN = """\
+The table that ships holds the first three rows of each table, target, drafter and device of a
+study, the figures of SpecDecode-Bench and users' reports whole.
+
 What is known to be behind many of them:
 
 - Two studies of one engine differ in its host time: an EAGLE pass of vLLM takes 0.70 ms by one,
-  1.02 ms by another. What a study leaves unsaid (versions, CPUs, flags) is in there. Two rows
+  0.96 ms by another. What a study leaves unsaid (versions, CPUs, flags) is in there. Two rows
   of your own (`specmodel fit`) settle it.
 - Trees on SGLang ran on another attention backend than chains; from batch 64 to 128 its speeds
   stand still, as under a cap on running sequences, which is not stated.
@@ -57,7 +63,9 @@ What is known to be behind many of them:
 """
 
 
-def page(values: Mapping[str, Any], *, command: str, figure: str | None = None) -> str:
+def page(
+    values: Mapping[str, Any], *, command: str, figure: str | None = None, explained: bool = False
+) -> str:
     """Return the page.
 
     Parameters
@@ -68,6 +76,8 @@ def page(values: Mapping[str, Any], *, command: str, figure: str | None = None) 
         What writes the page.
     figure : str, optional
         Path of the figure, as seen from the page.
+    explained : bool
+        Whether the rows are those that ship, whose misses are explained.
     """
     summary = values["summary"]
     given, shape, decided = (summary[n] for n in ("given_acceptance", "shape", "decisions"))
@@ -108,7 +118,8 @@ def page(values: Mapping[str, Any], *, command: str, figure: str | None = None) 
         parts.append(_table((*head, "given acceptance n", "median", "p90"), rows))
     parts.append("## Largest misses\n")
     parts.append(_misses(values["rows"]))
-    parts.append(_KNOWN)
+    if explained:
+        parts.append(_KNOWN)
     parts.append("## Not predicted, or not counted\n")
     parts.append(_table(("rows", "why"), [(n, why) for why, n in values["excluded"].items()]))
     parts.append(f"specmodel {__version__}, {len(values['rows'])} rows.\n")
@@ -152,7 +163,7 @@ def _decisions(
     if shares["n"]:
         lines.append(
             f"- Shares of time (drafting, verifying, the rest) in {shares['n']} rows are "
-            f"{shares['points']:.1f} points off on average, in-study."
+            f"{shares['points']:.1f} points off on average ({shares['in_study']} in-study)."
         )
     if interval["n"]:
         lines.append(

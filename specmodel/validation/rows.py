@@ -47,6 +47,7 @@ class Row:
     drafter_kind: str = ""
     draft_model: str = ""
     tree: str = ""
+    parallel: str = ""
     context_len: str = ""
     output_len: str = ""
     dataset: str = ""
@@ -103,6 +104,8 @@ class Row:
             self.draft_model,
             self.k,
             self.tree,
+            self.tp or self.n_gpus,
+            self.target_dtype,
             self.dataset,
             self.context_len,
             self.temperature,

@@ -202,14 +202,15 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     """Return how often the number of drafts chosen is right, and the answer on or off.
 
     A series has the same deployment, batch, dataset and temperature, and several numbers of
-    drafts or trees of one drafter, or at least its speed against none: every candidate needs a
-    prediction. What is chosen is right within `WITHIN` of the measured best, plain decoding
-    included. On or off is asked of every row that counts; "too close to call" is right where the
-    measurement is within `CLOSE` of 1. A series that an engine was moved by is left out.
+    drafts or trees of one drafter, every one with a prediction; one that an engine was moved by is
+    left out. What is chosen is right within `WITHIN` of the measured best, plain decoding included;
+    ``longest`` is what choosing the most tokens per round scores, where all rows state them. On or
+    off is asked of every row that counts; "too close to call" is right where the measurement is
+    within `CLOSE` of 1.
     """
-    rows = [one for one in judged if _decided(one) is not None]
+    every = [one for one in judged if one.row.speedup is not None and _plainly(one)]
     series: dict[Any, list[Judged]] = defaultdict(list)
-    for one in rows:
+    for one in every:
         r = one.row
         deployment = (r.study, r.engine, r.hardware, r.target_model, r.target_dtype, r.tp, r.n_gpus)
         drafts = (r.drafter_kind, r.draft_model)
@@ -219,10 +220,16 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
         some
         for some in series.values()
         if len({(one.row.k, one.row.tree) for one in some}) > 1
-        and not any("engine" in one.anchors for one in some)
+        and all(one.best is not None and "engine" not in one.anchors for one in some)
     ]
-    chosen = [_chosen(some) for some in several]
-    answers = [(_answer(_decided(one) or 0.0), one.row.speedup or 0.0) for one in rows]
+    chosen = [_chosen(some, lambda one: one.best or 0.0) for some in several]
+    longest = [
+        _chosen(some, lambda one: one.row.tokens_per_step_G or 0.0)
+        for some in several
+        if all(one.row.tokens_per_step_G for one in some)
+    ]
+    rows = [one for one in every if one.best is not None]
+    answers = [(_answer(one.best or 0.0), one.row.speedup or 0.0) for one in rows]
     counts = [
         answer
         for answer, one in zip(answers, rows, strict=True)
@@ -234,6 +241,8 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     return {
         "series": len(several),
         "best_or_near": _share([measured >= best * (1 - WITHIN) for measured, best in chosen]),
+        "longest_series": len(longest),
+        "longest_best_or_near": _share([m >= best * (1 - WITHIN) for m, best in longest]),
         "lost": float(np.mean([1 - m / b for m, b in chosen])) if chosen else None,
         "rows": len(counts),
         "on_off_right": _share(right),
@@ -244,18 +253,20 @@ def decisions(judged: Iterable[Judged]) -> dict[str, Any]:
     }
 
 
-def _decided(one: Judged) -> float | None:
-    return one.best
+def _plainly(one: Judged) -> bool:
+    """Return whether a row is against plain decoding, lossless."""
+    row = one.row
+    return row.speedup_baseline == "no_spec_same_engine" and "lossy" not in row.quality
 
 
 def _share(right: Sequence[bool]) -> float | None:
     return float(np.mean(right)) if right else None
 
 
-def _chosen(some: Sequence[Judged]) -> tuple[float, float]:
-    """Return the measured speed of what is chosen, and of the best."""
-    best = max(some, key=lambda one: _decided(one) or 0.0)
-    speed = best.row.speedup or 0.0 if (_decided(best) or 0.0) > 1 else 1.0
+def _chosen(some: Sequence[Judged], by: Callable[[Judged], float]) -> tuple[float, float]:
+    """Return the measured speed of the candidate that is largest by something, and the best."""
+    best = max(some, key=by)
+    speed = (best.row.speedup or 0.0) if by(best) > 1 else 1.0
     return speed, max(1.0, *(one.row.speedup or 0.0 for one in some))
 
 

@@ -29,7 +29,7 @@ from specmodel.dtypes import default_quantisation
 from specmodel.errors import SpecmodelError
 from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
-from specmodel.overheads import engine_for, load_engine
+from specmodel.overheads import engine_for, load_engine, serves
 from specmodel.requests import Requests, Served, known_dataset, load_requests, served
 from specmodel.roofline import Execution
 from specmodel.validation.rows import Row
@@ -98,8 +98,9 @@ def setup(row: Row) -> Setup:
     kind = row.drafter_kind.lower()
     if kind not in _DRAFTERS:
         raise Unpredictable(f"drafter {row.drafter_kind or '(none named)'} is not modelled")
-    drafter, k = _drafter(row, target, assumed)
     engine = engine_for(row.engine, row.year)
+    serving = engine is not None and serves(engine)
+    drafter, k = _drafter(row, target, assumed, serving=serving)
     execution = _execution(row, device, target, assumed)
     if engine is not None:
         execution = replace(execution, kv_reread=load_engine(engine).kv_reread)
@@ -258,7 +259,9 @@ _DRAFTERS: dict[str, Callable[[Row, Architecture], Drafter]] = {
 """Drafters by the kinds that tables name."""
 
 
-def _drafter(row: Row, target: Architecture, assumed: list[str]) -> tuple[Drafter, int]:
+def _drafter(
+    row: Row, target: Architecture, assumed: list[str], *, serving: bool
+) -> tuple[Drafter, int]:
     """Return the drafter and its drafts, or depth."""
     kind = row.drafter_kind.lower()
     drafter = _DRAFTERS[kind](row, target)
@@ -269,7 +272,8 @@ def _drafter(row: Row, target: Architecture, assumed: list[str]) -> tuple[Drafte
     shape = _shape(row.tree)
     k = None if row.k is None else int(row.k)
     text = "" if _NO_TREE.search(row.tree.lower()) else row.tree
-    if shape is None and (text or kind in _ALWAYS_TREES or (k is None and kind in _TREES)):
+    usually = kind in _ALWAYS_TREES or (k is None and kind in _TREES and not serving)
+    if shape is None and (text or usually):
         usual = _TREES.get(kind)
         if usual is None:
             raise Unpredictable(f"tree not understood: {row.tree!r}")
@@ -337,6 +341,8 @@ experts show (0 to 0.2). [-]"""
 
 
 def _execution(row: Row, device: Device, target: Architecture, assumed: list[str]) -> Execution:
+    if re.search(r"\b[pd]p ?([2-9]|\d\d)", row.parallel.lower()):
+        raise Unpredictable(f"parallelism other than tensor parallel: {row.parallel}")
     devices = row.tp or row.n_gpus
     offload = 1.0 if "offload" in row.hardware.lower() else 0.0
     if devices is None:
@@ -358,8 +364,9 @@ def _fits(device: Device, target: Architecture, tp: int) -> bool:
 
 
 def _length(text: str) -> float | None:
+    found = re.fullmatch(r"(-?[\d.]+)(k?)", text.replace(",", "").strip().lower())
     try:
-        return float(text)
+        return float(found[1]) * (1024 if found[2] else 1) if found else None
     except ValueError:
         return None
 
@@ -371,4 +378,6 @@ def _requests(row: Row, assumed: list[str]) -> Requests:
     if prompt is not None:
         return Requests.alike(prompt, output if output and output > 1 else np.inf)
     assumed.append("requests as in mixed chat")
+    if output is not None:
+        return load_requests(None).of_length(None, output)
     return replace(load_requests(None), name=row.dataset or "unknown")
