@@ -100,7 +100,7 @@ def in_short(page: str, until: str) -> str:
 
 def test_how_far_to_trust_it_is_the_accuracy_page() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert in_short(README, "\n\nBy source") == in_short(page, "\n\n## By source")
+    assert in_short(README, "\n\nOn SpecDecode-Bench") == in_short(page, "\n\n## By source")
 
 
 @pytest.mark.slow
