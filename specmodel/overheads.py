@@ -56,7 +56,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Host time of a serving engine. Times in seconds; what nobody measured is 0 and `unknown`.
+    """Host time of a serving engine. Times in seconds; what nobody measured is named in `unknown`.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Engine:
         How verification reads the KV cache, as `specmodel.roofline.Execution` takes it: 1 where
         each draft is verified as a sequence of its own. [-]
     unknown : frozenset of str
-        Values that nobody measured.
+        Values that nobody measured; they are other engines' mean, or 0.
     studies : mapping of str to str
         URL to citation of what it was fitted to.
     """

@@ -45,7 +45,7 @@ class Judged:
     interval : (float, float) or None
         Least and largest S, without host time and under the engines that ship, slow ones, where
         nobody measured this one. [-]
-    anchor : str
+    anchors : set of str
         What the row was used for, if anything: ``engine``, ``shape``.
     """
 
