@@ -31,6 +31,9 @@ BASE = Engine(
 """No `lookup_sequence` and no `eager_layer`: what is 0 stays so."""
 
 
+pytestmark = pytest.mark.slow  # seconds together
+
+
 @cache
 def rows_at(drafter: Drafter, B: float, k: int) -> Served:
     requests = Requests.alike(1024)

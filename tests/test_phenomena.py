@@ -22,6 +22,8 @@ from specmodel.trees import TreeChoice, best_tree, best_trees, tree_tokens, tree
 from specmodel.validation.judging import CLOSE
 from specmodel.width import context_where_speedup_rises
 
+pytestmark = pytest.mark.slow  # seconds together
+
 
 def sglang_without(study: str) -> Engine:
     (url,) = (url for url in fitted_to("sglang") if study.lower() in url)

@@ -14,6 +14,8 @@ from specmodel.cli import main
 from specmodel.overheads import engine_names, engine_yaml, load_engine
 from specmodel.requests import Requests, served
 
+pytestmark = pytest.mark.slow  # seconds together
+
 HEADER = (
     "id,hardware,engine,target_model,drafter_kind,k,batch,speedup,speedup_baseline,"
     "tokens_per_step_G,url,source,context_len"
