@@ -49,10 +49,11 @@ What is known to be behind many of them:
 - Trees on SGLang ran on another attention backend than chains; from batch 64 to 128 its speeds
   stand still, as under a cap on running sequences, which is not stated.
 - One row's two host times do not carry over to every draft model of its study: with
-  Sheared-LLaMA-1.3B for Vicuna-33B drafting takes twice what a 68M draft's layers tell.
+  Sheared-LLaMA-1.3B for Vicuna-33B drafting seems to take longer than a 68M draft's layers
+  tell.
 - MagicDec's passes launch for longer than the two gpt-fast rows of another paper tell.
 - T5 (Leviathan et al.) was compared with another code base; token recycling is a tree that is
-  taken for a lookup; an EAGLE of 32 drafts is taken for a chain; GLM-4.5-Air's MTP block costs
+  taken for a lookup; 32 drafts of an EAGLE head are priced as a chain; GLM-4.5-Air's MTP block costs
   more at batch 4 than its experts and passes do.
 - Depths, trees and lengths of requests that a row does not state are the method's usual ones.
 - Devices without a calibration are predicted with generic efficiencies.
