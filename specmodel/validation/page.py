@@ -53,8 +53,8 @@ What is known to be behind many of them:
   tell.
 - MagicDec's passes launch for longer than the two gpt-fast rows of another paper tell.
 - T5 (Leviathan et al.) was compared with another code base; token recycling is a tree that is
-  taken for a lookup; 32 drafts of an EAGLE head are priced as a chain; GLM-4.5-Air's MTP block costs
-  more at batch 4 than its experts and passes do.
+  taken for a lookup; 32 drafts of an EAGLE head are priced as a chain; GLM-4.5-Air's MTP
+  block costs more at batch 4 than its experts and passes do.
 - Depths, trees and lengths of requests that a row does not state are the method's usual ones.
 - Devices without a calibration are predicted with generic efficiencies.
 - A draft model's KV cache is read at every draft pass; at large batches Qwen3-0.6B spent less
