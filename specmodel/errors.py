@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
+_LONGEST = 1000  # characters of an error, whatever it quotes
+_LONGEST_NAME = 200  # characters of a name that is compared with known ones
+
+
 class SpecmodelError(Exception):
-    """Base class of every error this package raises on purpose."""
+    """Base class of every error this package raises on purpose; a very long text is shortened."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_shortened(message, _LONGEST))
 
 
 class DomainError(SpecmodelError, ValueError):
@@ -44,6 +52,10 @@ class CheckpointError(SpecmodelError):
 
 class ExtrapolationWarning(UserWarning):
     """A number outside the range that its inputs were measured in."""
+
+
+_QUOTES = reprlib.Repr()
+_QUOTES.maxstring = _QUOTES.maxother = _QUOTES.maxlong = 60
 
 
 def real_array(
@@ -109,7 +121,30 @@ def _range(low: float, high: float) -> str:
     )
 
 
+def brief(value: Any) -> str:
+    """Return a value as an error quotes it: as Python writes it, at most about a line.
+
+    Examples
+    --------
+    >>> brief("a" * 1000)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    """
+    if isinstance(value, str | bytes) and len(value) > _LONGEST:
+        value = value[:_LONGEST] + value[-_LONGEST:]
+    return _shortened(_QUOTES.repr(value), 64)
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return a text with its middle left out where it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    each = (most - 3) // 2
+    return f"{text[:each]}...{text[-each:]}"
+
+
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
+    if len(text := str(name).lower()) > _LONGEST_NAME:
+        return ""
+    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from specmodel.errors import brief
+
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """A safe loader that also refuses duplicate keys."""
@@ -17,11 +19,11 @@ def _no_duplicates(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(
-                None, None, f"keys must be text; got {key!r}", key_node.start_mark
+                None, None, f"keys must be text; got {brief(key)}", key_node.start_mark
             )
         if key in mapping:
             raise yaml.constructor.ConstructorError(
-                None, None, f"duplicate key {key!r}", key_node.start_mark
+                None, None, f"duplicate key {brief(key)}", key_node.start_mark
             )
         mapping[key] = loader.construct_object(value_node, deep=True)
     return mapping
@@ -36,9 +38,14 @@ def parse_yaml(text: str) -> Any:
     Raises
     ------
     ValueError
-        When it is not valid, has a tag, or a key that is no text or occurs twice.
+        When it is not valid, has a tag or an alias, or a key that is no text or occurs twice.
     """
     try:
+        if "*" in text:  # an alias repeats a part, and a few lines of them fill any memory
+            for event in yaml.parse(text, Loader=_Loader):
+                if isinstance(event, yaml.AliasEvent):
+                    line = event.start_mark.line + 1
+                    raise ValueError(f"line {line}: aliases (*name) are not read: write it out")
         return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
