@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-
 _LONGEST = 1000  # characters of an error, whatever it quotes
 _LONGEST_NAME = 200  # characters of a name that is compared with known ones
 
@@ -127,9 +126,9 @@ def brief(value: Any) -> str:
     Examples
     --------
     >>> brief("a" * 1000)
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
-    if isinstance(value, str | bytes) and len(value) > _LONGEST:
+    if isinstance(value, str) and len(value) > _LONGEST:  # its repr would be as long
         value = value[:_LONGEST] + value[-_LONGEST:]
     return _shortened(_QUOTES.repr(value), 64)
 

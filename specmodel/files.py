@@ -66,7 +66,7 @@ def read_bytes(
     if not isinstance(path, str | os.PathLike):
         return path.read_bytes()  # ships with the package
     try:
-        mode = os.stat(path).st_mode
+        mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
             raise fault(f"{path}: is a folder, not a file")
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
@@ -100,7 +100,7 @@ def read_text(
 
 
 def decoded(data: bytes, where: str, *, fault: Fault = DomainError) -> str:
-    """Return bytes as text, line ends as ``\\n``.
+    """Return bytes as text, with a line feed alone at the end of each line.
 
     Raises
     ------

@@ -44,8 +44,9 @@ def parse_yaml(text: str) -> Any:
         if "*" in text:  # an alias repeats a part, and a few lines of them fill any memory
             for event in yaml.parse(text, Loader=_Loader):
                 if isinstance(event, yaml.AliasEvent):
-                    line = event.start_mark.line + 1
-                    raise ValueError(f"line {line}: aliases (*name) are not read: write it out")
+                    raise ValueError(
+                        f"alias {brief(f'*{event.anchor}')}: write out what it repeats"
+                    )
         return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
