@@ -9,7 +9,7 @@ from dataclasses import replace
 from specmodel.architectures.families import runs
 from specmodel.architectures.parts import MLP, MoE, Recurrent
 from specmodel.architectures.records import Architecture, Layer
-from specmodel.errors import ArchitectureError
+from specmodel.errors import ArchitectureError, SpecmodelError
 
 _OTHER = re.compile(
     r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|audio|mm_projector|multi_modal|eh_proj"
@@ -74,7 +74,7 @@ _KNOWN = (*_ATTENTION, *_RECURRENT, *_DENSE, *_ROUTED, *_BARE)
 
 
 def exclude(
-    architecture: Architecture, names: Iterable[str], error: Callable[[str], ArchitectureError]
+    architecture: Architecture, names: Iterable[str], error: Callable[[str], SpecmodelError]
 ) -> Architecture:
     """Keep the listed modules' matrices in the activation format.
 
@@ -142,7 +142,7 @@ class _Pattern:
         The one expert it names.
     """
 
-    def __init__(self, name: str, error: Callable[[str], ArchitectureError]) -> None:
+    def __init__(self, name: str, error: Callable[[str], SpecmodelError]) -> None:
         self.expression = name.startswith("re:")
         found = re.search(r"layers\\?\.(\d+)(?![\d)|\]])", name)
         self.index = None if found is None else int(found[1])
@@ -173,9 +173,7 @@ class _Pattern:
         return re.compile(rf"(?:.*\.)?{glob}(?:\..*)?").fullmatch
 
     @staticmethod
-    def _expression(
-        name: str, error: Callable[[str], ArchitectureError]
-    ) -> Callable[[str], object]:
+    def _expression(name: str, error: Callable[[str], SpecmodelError]) -> Callable[[str], object]:
         try:
             return re.compile(name.removeprefix("re:")).match
         except re.error as problem:

@@ -82,6 +82,11 @@ def depth(keys: Keys) -> int:
     return keys.whole("num_hidden_layers", high=_MOST_LAYERS)
 
 
+def mtp_blocks(keys: Keys, key: str = "num_nextn_predict_layers") -> int:
+    """Return the number of MTP blocks, 0 where the key is absent; at most one for each layer."""
+    return keys.whole(key, 0, low=0, high=depth(keys))
+
+
 _HEADS_SPLIT_HIDDEN = frozenset(
     """
     llama mistral mixtral phi3 olmo2 qwen2 qwen2_moe mimo jamba bailing_moe
@@ -235,7 +240,7 @@ def qwen3(keys: Keys, fields: dict[str, Any]) -> Architecture:
 def mimo(keys: Keys, fields: dict[str, Any]) -> Architecture:
     """MiMo: as Qwen2, with MTP blocks."""
     keys.raw("use_mrope", None)
-    mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
+    mtp = mtp_blocks(keys)
     return replace(qwen_dense(keys, fields, qkv_bias=bias_flag(keys)), mtp_layers=mtp)
 
 
@@ -460,7 +465,8 @@ def sparse_layers(keys: Keys, count: int) -> list[bool]:
         if len(pattern) != count or not all(x in (0, 1) for x in pattern):
             raise keys.error("moe_layer_freq", "must hold 0 or 1 for each layer")
         return [x == 1 for x in pattern]
-    first, step = keys.whole("first_k_dense_replace", low=0), keys.whole("moe_layer_freq", 1)
+    first = keys.whole("first_k_dense_replace", low=0, high=count)
+    step = keys.whole("moe_layer_freq", 1, high=count)
     return [i >= first and i % step == 0 for i in range(count)]
 
 
@@ -485,7 +491,7 @@ def _dense_then_sparse(
         Layer(mixer=mixer, mlp=moe if sparse else dense)
         for sparse in sparse_layers(keys, depth(keys))
     )
-    mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
+    mtp = mtp_blocks(keys)
     return Architecture(**fields, layers=runs(layers), mtp_layers=mtp)
 
 
@@ -611,7 +617,7 @@ def minimax_m2(keys: Keys, fields: dict[str, Any]) -> Architecture:
     keys.flag("use_routing_bias")  # a buffer of corrections, not a parameter
     moe = routed(keys, experts="num_local_experts", width="intermediate_size")
     layer = Layer(mixer=attention(keys, fields, qk_norm="full"), mlp=moe)
-    mtp = keys.whole("num_mtp_modules", 0, low=0)
+    mtp = mtp_blocks(keys, "num_mtp_modules")
     return Architecture(**fields, layers=((layer, depth(keys)),), mtp_layers=mtp)
 
 

@@ -12,6 +12,7 @@ from specmodel.architectures.families import (
     check_activation,
     depth,
     layer_types,
+    mtp_blocks,
     qwen_moe_parts,
     qwen_shared_moe,
     routed,
@@ -91,7 +92,7 @@ def qwen3_next(keys: Keys, fields: dict[str, Any]) -> Architecture:
         Layer(mixer=full if kind == "full_attention" else linear, mlp=part)
         for kind, part in zip(kinds, parts, strict=True)
     )
-    mtp = keys.whole("mtp_num_hidden_layers", 0, low=0)
+    mtp = mtp_blocks(keys, "mtp_num_hidden_layers")
     return Architecture(**fields, layers=runs(layers), mtp_layers=mtp)
 
 

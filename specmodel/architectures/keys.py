@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specmodel.errors import ArchitectureError
-
-_MISSING = object()
+from specmodel.errors import ArchitectureError, brief
+from specmodel.fields import Fields
 
 WITHOUT_EFFECT = frozenset(
     """
@@ -41,7 +40,7 @@ _WITHOUT_EFFECT = re.compile(
 )
 
 
-class Keys:
+class Keys(Fields):
     """The keys of one description, remembering which were read.
 
     Parameters
@@ -53,59 +52,7 @@ class Keys:
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-        self._read: set[str] = set()
-
-    def error(self, key: str, problem: str) -> ArchitectureError:
-        """Return an error that names the file and the key."""
-        return ArchitectureError(f"{self.where}: {key}: {problem}")
-
-    def raw(self, key: str, default: Any = _MISSING) -> Any:
-        """Return a value of any type; without a default the key must be there."""
-        self._read.add(key)
-        value = self.values.get(key, default)
-        if value is _MISSING:
-            raise self.error(key, "missing")
-        return value
-
-    def whole(self, key: str, default: Any = _MISSING, *, low: int = 1, high: int = 10**8) -> int:
-        """Return a whole number from `low` to `high`; null is absent where there is a default."""
-        value = self.raw(key, default)
-        if value is None and default is not _MISSING:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.error(key, f"must be a whole number >= {low}; got {value!r}")
-        if value > high:
-            raise self.error(key, f"must be at most {high}; got {value}")
-        return value
-
-    def whole_or_none(self, key: str, default: Any = _MISSING, *, low: int = 1) -> int | None:
-        """Return a whole number >= `low`, or None where the file says null."""
-        return None if self.raw(key, default) is None else self.whole(key, low=low)
-
-    def flag(self, key: str, default: Any = _MISSING) -> bool:
-        """Return true or false."""
-        value = self.raw(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false; got {value!r}")
-        return value
-
-    def text(self, key: str, default: Any = _MISSING) -> str:
-        """Return a string."""
-        value = self.raw(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, f"must be a string; got {value!r}")
-        return value
-
-    def whole_list(self, key: str) -> tuple[int, ...]:
-        """Return a list of whole numbers, empty where the key is absent."""
-        value = self.raw(key, [])
-        if not isinstance(value, list) or any(
-            isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in value
-        ):
-            raise self.error(key, f"must be a list of whole numbers >= 0; got {value!r}")
-        return tuple(value)
+        super().__init__(values, where, fault=ArchitectureError)
 
     def refuse_unread(self) -> None:
         """Raise for keys that were neither read nor known to have no effect."""
@@ -114,5 +61,7 @@ class Keys:
                 continue  # as good as absent
             if not (key in self._read or key in WITHOUT_EFFECT or _WITHOUT_EFFECT.fullmatch(key)):
                 kind = self.values.get("model_type")
-                of = "" if kind is None else f" for model_type {kind!r}"
-                raise self.error(key, f"unknown key{of}: its effect on cost is not known")
+                of = "" if kind is None else f" for model_type {brief(kind)}"
+                raise self.error(
+                    brief(key).strip("'"), f"unknown key{of}: its effect on cost is not known"
+                )

@@ -12,6 +12,7 @@ from specmodel.architectures.families import (
     check_activation,
     deepseek_moe,
     depth,
+    mtp_blocks,
     routed,
     runs,
     sparse_layers,
@@ -50,7 +51,7 @@ def deepseek_v4(keys: Keys, fields: dict[str, Any]) -> Architecture:
         raise keys.error("attention_bias", "must be false")
     if keys.whole("num_key_value_heads") != 1:
         raise keys.error("num_key_value_heads", "must be 1")
-    layers, mtp = depth(keys), keys.whole("num_nextn_predict_layers", 0, low=0)
+    layers, mtp = depth(keys), mtp_blocks(keys)
     ratios = keys.whole_list("compress_ratios")
     if len(ratios) != layers + mtp:
         raise keys.error(
@@ -139,7 +140,7 @@ def minimax_m3(keys: Keys, fields: dict[str, Any]) -> Architecture:
     return Architecture(
         **fields,
         layers=runs(layers),
-        mtp_layers=keys.whole("num_mtp_modules", 0, low=0),
+        mtp_layers=mtp_blocks(keys, "num_mtp_modules"),
         mtp_layer=Layer(mixer=sparse, mlp=moe),
     )
 
