@@ -20,12 +20,6 @@ import torch
 
 from calibrate.table import Row, measured
 
-MOST_REFERENCE_SPREAD = 0.15
-"""Interquartile range of the reference's times over their median above which a run is refused."""
-
-MOST_ROW_SPREAD = 0.25
-"""Median of the rows' own spreads above which a run is refused."""
-
 _VISIT = 0.03  # seconds of timing a visit aims at
 _SAMPLE = {"cuda": 1e-3, "cpu": 2e-4}  # shortest interval that one sample may cover
 _MOST_SAMPLES = 5
@@ -212,18 +206,3 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
         "rows": statistics.median(spreads) if spreads else 0.0,
         "worst": max(spreads, default=0.0),
     }
-
-
-def too_noisy(found: dict[str, float]) -> str | None:
-    """Return why a run is not to be trusted, None where it is."""
-    if found["reference"] > MOST_REFERENCE_SPREAD:
-        return (
-            f"the reference point varied by {found['reference']:.0%} during the run "
-            f"(at most {MOST_REFERENCE_SPREAD:.0%} is taken)"
-        )
-    if found["rows"] > MOST_ROW_SPREAD:
-        return (
-            f"repeated timings of one shape varied by {found['rows']:.0%} "
-            f"(at most {MOST_ROW_SPREAD:.0%} is taken)"
-        )
-    return None

@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.profile import fit_and_write
-from calibrate.run import Settings, measure, refuse_noise
+from calibrate.run import Settings, measure
 from specmodel.checking import check_text
+from specmodel.files import check_output
+from specmodel.hardware import YAML
 
 
-def calibrate(output: Path, settings: Settings) -> str:
+def calibrate(output: Path, settings: Settings, *, overwrite: bool = False) -> str:
     """Measure (or finish measuring) a table, write the profile, and return what to print.
 
     Raises
     ------
     SpecmodelError
-        When the device is not there, the table belongs to another run, or the run was too noisy.
+        When a file is there that may not be replaced, the device is not there, the table belongs
+        to another run, or the run was too noisy.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_output(output, endings=YAML, overwrite=overwrite)
     record = measure(settings)
-    refuse_noise(record, settings.table)
-    *_, check = fit_and_write(settings.table, output)
+    *_, check = fit_and_write(settings.table, output, overwrite=overwrite)
     checked = f"\n\n{check_text(check)}" if check is not None else ""
     where = f"{settings.table} holds the measurements, {output} the profile"
     return f"{summary(record)}{checked}\n\n{where}"

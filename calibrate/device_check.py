@@ -27,7 +27,7 @@ from calibrate.engine.config import from_architecture
 from calibrate.engine.decoder import Decoder
 from calibrate.engine.graphs import capture
 from calibrate.profile import fit_and_write
-from calibrate.run import Settings, measure, refuse_noise
+from calibrate.run import Settings, measure
 from calibrate.table import Row, measured, read_rows, read_sidecar
 from specmodel.architectures import Architecture, load_model
 from specmodel.checking import check_text
@@ -111,8 +111,7 @@ def _conclude(out: Path) -> int:
         text += f"\n{graphs.read_text(encoding='utf-8')}\n"
     code = 0
     try:
-        refuse_noise(record, table)
-        *_, check = fit_and_write(table, out / "profile.yaml")
+        *_, check = fit_and_write(table, out / "profile.yaml", overwrite=True)
         text += f"\n{check_text(check)}\n" if check is not None else ""
     except SpecmodelError as error:
         text += f"\nno profile: {error}\n"

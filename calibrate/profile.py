@@ -13,7 +13,9 @@ from specmodel.rates import device_of_table
 from specmodel.tables import read_table
 
 
-def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit, Check | None]:
+def fit_and_write(
+    table: Path, output: Path, *, overwrite: bool = False
+) -> tuple[Device, TableFit, Check | None]:
     """Fit a table, write the profile of its device, and check it on the table's whole passes.
 
     Efficiencies are shares of the datasheet's rates where a record has the device's name, and
@@ -22,7 +24,8 @@ def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit, Check | 
     Raises
     ------
     FitError
-        When the table is not sound, or lacks the rows that are needed; nothing is written then.
+        When the table is not sound, the run that made it was too noisy, or it lacks the rows that
+        are needed; nothing is written then.
     """
     name = str(read_sidecar(table)["device"]["device"])
     notes: tuple[str, ...] = ()
@@ -36,5 +39,5 @@ def fit_and_write(table: Path, output: Path) -> tuple[Device, TableFit, Check | 
     if "gemm" not in fitted.calibration.operators:
         raise FitError(f"{table}: too few matrix products to fit: give a larger --budget")
     found, check = checked_device(rows, calibrated_device(device, fitted, notes=notes))
-    write_device(found, output)
+    write_device(found, output, overwrite=overwrite)
     return found, fitted, check

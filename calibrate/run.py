@@ -18,7 +18,7 @@ import torch
 from calibrate import operators, passes, ranks
 from calibrate.bench import TORCH, Bench, OutOfMemory, Work, default_dtypes
 from calibrate.cases import Case
-from calibrate.clock import Prepared, noise, spread, too_noisy
+from calibrate.clock import Prepared, noise, spread
 from calibrate.environment import describe
 from calibrate.models import Setting
 from calibrate.peaks import peaks
@@ -27,7 +27,7 @@ from calibrate.progress import Progress, progress
 from calibrate.table import Table, read_sidecar, write_sidecar
 from specmodel.architectures import load_model
 from specmodel.dtypes import canonical_dtype
-from specmodel.errors import DomainError, FitError, ProfileError, SpecmodelError
+from specmodel.errors import DomainError, ProfileError, SpecmodelError
 
 ROUNDS = 3
 """How often a block's cases are visited, in another order each time."""
@@ -120,22 +120,6 @@ def measure(
         torch.set_num_threads(settings.threads or 1)
     with torch.inference_mode():
         return Run(settings, skip_started=skip_started).run(lines=lines)
-
-
-def refuse_noise(record: dict[str, Any], table: Path) -> None:
-    """Raise where a run was too unsteady to fit anything to (a tiny one checks the code only).
-
-    Raises
-    ------
-    FitError
-    """
-    if record["arguments"]["tiny"]:
-        return
-    if (reason := too_noisy(record["noise"])) is not None:
-        raise FitError(
-            f"too noisy to trust: {reason}; no profile is written. Measure again on a quieter "
-            f"machine, with another --table or without {table}"
-        )
 
 
 class Run:

@@ -118,16 +118,15 @@ def decoded(data: bytes, where: str, *, fault: Fault = DomainError) -> str:
 
 
 def parse_json(text: str, where: str, *, fault: Fault = DomainError) -> Any:
-    """Return what a JSON text holds.
+    """Return what a JSON text holds; NaN and infinities too, which model descriptions have.
 
     Raises
     ------
     SpecmodelError
-        `fault`, when it is not valid, nests too deeply, names a key twice, or holds NaN or an
-        infinity.
+        `fault`, when it is not valid, nests too deeply or names a key twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=no_duplicates)
     except RecursionError:
         raise fault(f"{where}: not valid JSON: nested too deeply") from None
     except ValueError as error:
@@ -142,10 +141,6 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"key {brief(twice)} occurs twice")
     return values
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def csv_rows(

@@ -36,7 +36,7 @@ from specmodel.forms import (
     soft_roofline,
 )
 from specmodel.hardware import Device
-from specmodel.tables import ANCHOR, Table, features, groups, noted, plain_format
+from specmodel.tables import ANCHOR, Table, features, groups, noted, plain_format, refuse_noise
 
 FOLDS = 10
 """Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
@@ -423,8 +423,9 @@ def fit_table(table: Table, device: Device) -> TableFit:
     Raises
     ------
     FitError
-        When nothing in the table can be fitted.
+        When nothing in the table can be fitted, or the run that made it was too unsteady.
     """
+    refuse_noise(table)
     fits: dict[str, dict[str, FittedOperator]] = {}
     plain: dict[str, dict[str, FittedOperator]] = {}
     rows: dict[tuple[str, str], Measured] = {}

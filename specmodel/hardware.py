@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -29,6 +28,7 @@ from specmodel.errors import (
     did_you_mean,
     real_array,
 )
+from specmodel.files import check_output, read_text, write_text
 from specmodel.forms import Rates
 from specmodel.yaml_text import parse_yaml, yaml_text
 
@@ -270,11 +270,7 @@ def read_device(file: Path | Traversable) -> Device:
 
 
 def _parsed(file: Path | Traversable) -> Any:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else "cannot be read"
-        raise ProfileError(f"{file}: {reason}") from None
+    text = read_text(file, fault=ProfileError)
     try:
         return parse_yaml(text)
     except ValueError as error:
@@ -317,26 +313,30 @@ def device_yaml(device: Device) -> str:
     return yaml_text(record)
 
 
-def write_device(device: Device, path: str | os.PathLike[str]) -> None:
+YAML = (".yaml", ".yml")
+"""Endings of a device's or an engine's file."""
+
+
+def write_device(device: Device, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a record as a device file, whole or not at all.
+
+    Parameters
+    ----------
+    device : Device
+    path : path
+        Ends in one of `YAML`.
+    overwrite : bool
+        Whether to replace a file that is there.
 
     Raises
     ------
     ProfileError
-        When a value has no source, or the folder is not there.
+        When a value has no source.
+    DomainError
+        When the folder is not there, or something is that may not be replaced.
     """
-    text, target = device_yaml(device), Path(path)
-    if not target.absolute().parent.is_dir():
-        raise ProfileError(f"{target.parent}: no such folder")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    text = device_yaml(device)
+    write_text(check_output(path, endings=YAML, overwrite=overwrite), text)
 
 
 def _device(record: Any, where: str) -> Device:

@@ -25,6 +25,7 @@ from specmodel.errors import (
     did_you_mean,
     real_array,
 )
+from specmodel.files import read_text
 from specmodel.hardware import profiles_folder
 from specmodel.yaml_text import parse_yaml, yaml_text
 
@@ -372,10 +373,8 @@ def _read(file: Path | Traversable) -> _Record:
     """
     where = str(file)
     try:
-        record = parse_yaml(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ProfileError(f"{where}: no such file") from None
-    except (OSError, ValueError) as error:
+        record = parse_yaml(read_text(file, fault=ProfileError))
+    except ValueError as error:
         raise ProfileError(f"{where}: {error}") from None
     if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
         raise ProfileError(f"{where}: schema: must be {_SCHEMA}")

@@ -14,7 +14,7 @@ from specmodel.errors import FitError
 from specmodel.fitting import Measured, fit_operator
 from specmodel.forms import GEMM_SPLIT_K, traffic
 from specmodel.hardware import Device, device_names, load_device
-from specmodel.tables import Table, features, groups, plain_format
+from specmodel.tables import Table, features, groups, plain_format, refuse_noise
 
 _PLAUSIBLE = (1e9, 1e17)  # bytes or FLOP a second of any device
 _ALONE = 3.0  # times the next rate: a row that stands alone is a mistake
@@ -41,13 +41,15 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
     ------
     FitError
         When a rate is neither stated nor in the table, or one that is in it cannot be: a single
-        row far above all others, or a rate that no device has, the sign of another unit.
+        row far above all others, or a rate that no device has, the sign of another unit. When
+        the run that made the table was too unsteady.
     """
+    refuse_noise(table)
     record, machine = table.record, table.record.get("device", {})
     own = "memory_capacity" in record
     found: dict[str, float] = _of_run(table, name) if own else _of_rows(table)
     if own:
-        found |= {"memory": _number(record, "memory_capacity"), "l2": _number(record, "cache")}
+        found |= {"memory": float(record["memory_capacity"]), "l2": float(record["cache"])}
         found["multiprocessors"] = float(machine.get("multiprocessors") or record["threads"])
     formats = [key for key in found if key.startswith("peak_flops.")]
     if "flops" in stated:
@@ -180,13 +182,6 @@ def with_multiprocessors(device: Device, table: Table) -> tuple[Device, str]:
         device, multiprocessors=best, sources={**device.sources, "multiprocessors": cited}
     )
     return found, f"multiprocessors: {best} fit the products best of {len(tried)} numbers tried"
-
-
-def _number(record: Mapping[str, Any], key: str) -> float:
-    try:
-        return float(record[key])
-    except (KeyError, TypeError, ValueError):
-        raise FitError(f"the sidecar has no number {key}") from None
 
 
 def _name(title: str) -> str:

@@ -6,9 +6,7 @@ shows it: a fit would turn such a row into a number that nobody can trace.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +19,8 @@ from numpy.typing import NDArray
 
 from specmodel.dtypes import BYTES, KV_DTYPES
 from specmodel.errors import FitError, UnknownNameError, did_you_mean
+from specmodel.fields import Fields
+from specmodel.files import csv_rows, decoded, parse_json, read_bytes, read_text
 from specmodel.forms import Floats, traffic
 from specmodel.hardware import Device, load_device
 
@@ -138,33 +138,27 @@ def read_table(path: str | Path, *, device: Device | None = None) -> Table:
         As ``path: line N: what is wrong``.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else "cannot be read"
-        raise FitError(f"{path}: {reason}") from None
-    lines = text.splitlines()
-    if not lines:
+    raw = read_bytes(path, fault=FitError)
+    text = decoded(raw, str(path), fault=FitError)
+    if not text.strip():
         raise FitError(f"{path}: empty")
+    last = text.count("\n") + (not text.endswith("\n"))
     if not text.endswith("\n"):
-        raise FitError(f"{path}: line {len(lines)}: cut short, no end of line")
-    header = next(csv.reader([lines[0]]))
+        raise FitError(f"{path}: line {last}: cut short, no end of line")
+    lines = csv_rows(text, str(path), fault=FitError)
+    _, header = next(lines)
     if tuple(header) != COLUMNS:
         raise FitError(f"{path}: line 1: {_header_fault(header)}")
     rows: list[dict[str, Any]] = []
     kept: list[int] = []
     failures: list[str] = []
-    reader = csv.reader(lines[1:])
-    for fields in reader:
-        line = reader.line_num + 1
-        if fields:
-            row = _row(fields, f"{path}: line {line}")
-            if math.isnan(row["seconds"]):
-                failures.append(f"{row['operator']}: {row['note'].removeprefix('error:').strip()}")
-            else:
-                rows.append(row)
-                kept.append(line)
+    for line, fields in lines:
+        row = _row(fields, f"{path}: line {line}")
+        if math.isnan(row["seconds"]):
+            failures.append(f"{row['operator']}: {row['note'].removeprefix('error:').strip()}")
+        else:
+            rows.append(row)
+            kept.append(line)
     if not rows:
         raise FitError(f"{path}: no timed row")
     sidecar, record = _sidecar(path.with_suffix(".json"))
@@ -179,7 +173,7 @@ def read_table(path: str | Path, *, device: Device | None = None) -> Table:
     wanted = record.get("rows")
     if isinstance(wanted, int) and len(rows) + len(failures) < wanted:
         raise FitError(
-            f"{path}: line {len(lines)}: cut short, the run wrote {wanted} rows and "
+            f"{path}: line {last}: cut short, the run wrote {wanted} rows and "
             f"{len(rows) + len(failures)} are here"
         )
     _check_duplicates(table, str(path))
@@ -245,20 +239,84 @@ def _sidecar(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return what a sidecar says of the run in words, and all of it; empty where there is none."""
     if not path.is_file():
         return {}, {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise FitError(f"{path}: not valid JSON") from None
-    if not isinstance(record, dict):
-        raise FitError(f"{path}: must hold one object")
+    record = parse_json(read_text(path, fault=FitError), str(path), fault=FitError)
+    _check_sidecar(Fields(record, str(path), fault=FitError))
     wanted = ("torch", "driver", "threads", "date", "command")
     found = {key: str(record[key]) for key in wanted if record.get(key) is not None}
     if "torch" in found:
         found = {"engine": f"torch {found.pop('torch')}", **found}
-    for key in ("models", "device", "peak"):
-        if not isinstance(record.get(key, {}), dict):
-            raise FitError(f"{path}: {key}: must be a mapping")
     return found, record
+
+
+def _check_sidecar(keys: Fields) -> None:
+    """Check what this package reads of a sidecar; other keys are the run's own."""
+    for key in ("torch", "date", "command"):
+        if keys.raw(key, None) is not None:
+            keys.text(key)
+    for key in ("threads", "rows"):
+        keys.whole_or_none(key, None, low=0)
+    for key in ("memory_capacity", "cache"):
+        keys.number_or_none(key, low=0.0)
+    device = keys.mapping("device", {})
+    device.whole_or_none("multiprocessors", None)
+    device.text("kind", "")
+    keys.mapping("arguments", {}).flag("tiny", False)
+    noise = keys.mapping("noise", {})
+    for key in noise.values:
+        noise.number(key)
+    peak = keys.mapping("peak", {})
+    peak.number_or_none("memory_bandwidth", low=0.0)
+    rates = peak.mapping("flops", {})
+    for dtype in rates.values:
+        rates.number(dtype, low=0.0)
+    models = keys.mapping("models", {})
+    for name in models.values:
+        models.mapping(name)
+    if "memory_capacity" in keys.values:  # of a calibration run, which states all of these
+        keys.whole("threads")
+        keys.number("cache", low=0.0)
+
+
+MOST_REFERENCE_SPREAD = 0.15
+"""Interquartile range over median of the reference point's times, above which a run is refused."""
+
+MOST_ROW_SPREAD = 0.25
+"""The same of a typical row's repeated timings."""
+
+
+def too_noisy(noise: Mapping[str, float]) -> str | None:
+    """Return why a run is too unsteady to fit anything to, None where it is steady.
+
+    Parameters
+    ----------
+    noise : mapping of str to float
+        A sidecar's ``noise``: ``reference`` and ``rows``, shares of the times measured. [-]
+    """
+    for key, most, what in (
+        ("reference", MOST_REFERENCE_SPREAD, "the reference point varied by {:.0%} during the run"),
+        ("rows", MOST_ROW_SPREAD, "repeated timings of one shape varied by {:.0%}"),
+    ):
+        if noise.get(key, 0.0) > most:
+            return f"{what.format(noise[key])}, and at most {most:.0%} is accepted"
+    return None
+
+
+def refuse_noise(table: Table) -> None:
+    """Raise where the run that made a table was too unsteady; tiny runs check the code only.
+
+    Raises
+    ------
+    FitError
+        Naming the table and how much its times varied.
+    """
+    record = table.record
+    if record.get("arguments", {}).get("tiny"):
+        return
+    if (reason := too_noisy(record.get("noise", {}))) is not None:
+        raise FitError(
+            f"{table.source['table']}: too noisy to trust: {reason}: measure again on a quieter "
+            "machine, into another table"
+        )
 
 
 def _check_duplicates(table: Table, where: str) -> None:

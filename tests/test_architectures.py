@@ -787,7 +787,7 @@ def test_missing_file_and_binary_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "llama-3.1-8b").mkdir()  # a folder of that name does not hide the model
     assert sm.load_model("llama-3.1-8b").n_layers == 32
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(sm.ArchitectureError, match="cannot be read"):
+    with pytest.raises(sm.ArchitectureError, match="not a text file in UTF-16"):
         sm.load_model(tmp_path)
 
 

@@ -17,7 +17,7 @@ import specmodel as sm
 from specmodel.cli import main
 from specmodel.hardware import read_device, write_device
 from specmodel.rates import device_of_table
-from specmodel.tables import read_table
+from specmodel.tables import read_table, too_noisy
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -25,12 +25,12 @@ from calibrate import command, device_check, ranks  # noqa: E402
 from calibrate import run as run_module  # noqa: E402
 from calibrate.bench import Bench, OutOfMemory  # noqa: E402
 from calibrate.cases import COLUMNS, Case, row_key  # noqa: E402
-from calibrate.clock import Clock, noise, spread, too_noisy  # noqa: E402
+from calibrate.clock import Clock, noise, spread  # noqa: E402
 from calibrate.models import Setting, layer_shape  # noqa: E402
 from calibrate.peaks import peaks  # noqa: E402
 from calibrate.plan import GEMM_ROWS, GEMM_SHAPES, make_plan  # noqa: E402
 from calibrate.run import Settings, measure, out_of_memory  # noqa: E402
-from calibrate.table import Table, check_row, read_rows, read_sidecar  # noqa: E402
+from calibrate.table import Table, check_row, read_rows, read_sidecar, write_sidecar  # noqa: E402
 
 GPU = Setting(kind="cuda", dtypes=("bfloat16", "fp8"), cache=5e7, memory=1.2e11, devices=4)
 CPU = Setting(kind="cpu", dtypes=("bfloat16",), cache=3e7, memory=2e10)
@@ -355,12 +355,36 @@ def test_a_noisy_run_is_refused() -> None:
 def test_no_profile_is_written_from_a_noisy_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[Any, dict[str, Any]]
 ) -> None:
-    noisy = {**run[1], "arguments": {"tiny": False}}
+    rows, record = run
+    noisy = {**record, "arguments": {"tiny": False}, "rows": len(rows)}
     noisy["noise"] = {"reference": 0.5, "drift": 0.0, "rows": 0.0, "worst": 0.0}
+    given = settings(tmp_path)
+    table = Table(given.table)
+    for row in rows:
+        table.append(row)
+    write_sidecar(given.table, noisy)
     monkeypatch.setattr(command, "measure", lambda _: noisy)
     output = tmp_path / "p.yaml"
     with pytest.raises(sm.FitError, match="too noisy to trust: the reference point varied by 50%"):
-        command.calibrate(output, settings(tmp_path))
+        command.calibrate(output, given)
+    assert not output.exists()
+
+
+def test_the_verdict_of_a_noisy_run_travels_with_its_table(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    run: tuple[list[dict[str, str]], dict[str, Any]],
+) -> None:
+    rows, record = run
+    table = Table(tmp_path / "t.csv")
+    for row in rows:
+        table.append(row)
+    noise = {"reference": 0.1, "drift": 0.0, "rows": 0.3, "worst": 0.9}
+    later = {**record, "arguments": {"tiny": False}, "noise": noise, "rows": len(rows)}
+    write_sidecar(table.path, later)
+    output = tmp_path / "p.yaml"
+    assert main(["fit", str(table.path), "-o", str(output)]) == 2
+    assert "too noisy to trust: repeated timings of one shape" in capsys.readouterr().err
     assert not output.exists()
 
 

@@ -149,7 +149,7 @@ def test_bad_files_are_named(write: Callable[..., Path], tmp_path: Path) -> None
         read_table(empty)
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FitError, match="cannot be read"):
+    with pytest.raises(FitError, match="not a text file in UTF-16"):
         read_table(binary)
     path = write(gemm())
     path.with_suffix(".json").write_text("{")
@@ -195,7 +195,7 @@ def own_table(folder: Path, seconds: Callable[[int, float], float], **record: An
         (lambda i, s: 1e3 * s, {"peak": {}}, "are seconds in another unit"),
         (lambda i, s: s / 1e3 if i == 7 else s, {}, "line 9: .* times the next"),
         (lambda i, s: s, {"rows": 99}, "line 14: cut short, the run wrote 99 rows and 13 are here"),
-        (lambda i, s: s, {"cache": None}, "the sidecar has no number cache"),
+        (lambda i, s: s, {"cache": None}, "cache: must be a number; got None"),
     ],
 )
 def test_a_table_that_is_not_what_the_run_wrote(

@@ -18,7 +18,6 @@ from calibrate.engine.decoder import Decoder
 from calibrate.profile import fit_and_write
 from calibrate.run import Settings as CalibrationSettings
 from calibrate.run import measure as calibrate
-from calibrate.run import refuse_noise
 from calibrate.speculate.drafters import DraftModel, Forced, NGram
 from calibrate.speculate.head_drafters import FeatureDrafter, Medusa
 from calibrate.speculate.heads import MedusaHeads
@@ -238,7 +237,6 @@ def calibrated(device: str, dtype: str, budget: float = _CALIBRATION) -> Device:
     with TemporaryDirectory() as folder:
         table = Path(folder, "device.csv")
         settings = CalibrationSettings(device=device, table=table, budget=budget, dtypes=(dtype,))
-        record = calibrate(settings)
-        refuse_noise(record, table)
+        calibrate(settings)
         found, *_ = fit_and_write(table, table.with_suffix(".yaml"))
     return found

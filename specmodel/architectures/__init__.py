@@ -18,10 +18,10 @@ from specmodel.architectures.parts import (
     MoE,
     Recurrent,
 )
-from specmodel.architectures.presets import load_model, model_names
+from specmodel.architectures.presets import model_names
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.architectures.serialise import from_json, from_yaml, to_json, to_yaml
-from specmodel.architectures.spellings import find_model
+from specmodel.architectures.spellings import find_model, load_model
 
 __all__ = [
     "MLP",

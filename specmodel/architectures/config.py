@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,11 +16,11 @@ from specmodel.architectures.hybrids import HYBRIDS
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.quantisation import from_hf_quant_config, with_quantisation
 from specmodel.architectures.records import Architecture
-from specmodel.architectures.serialise import MARK, from_record, from_yaml, no_duplicates
+from specmodel.architectures.serialise import MARK, from_record, from_yaml
 from specmodel.architectures.sparse import SPARSE
 from specmodel.errors import ArchitectureError, did_you_mean
+from specmodel.files import parse_json, read_text
 
-_MOST_BYTES = 64 * 2**20
 _READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS, **SPARSE, "t5": t5}
 _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
@@ -177,32 +176,18 @@ def read_record(path: str | os.PathLike[str]) -> Architecture:
     ArchitectureError
         Naming the file and the missing, unknown or impossible key.
     """
-    return from_yaml(_text(Path(path)), where=str(path))
+    return from_yaml(read_text(path, fault=ArchitectureError), where=str(path))
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
     """Return whether a readable file says that it is a model's record."""
     file = Path(path)
-    return file.is_file() and MARK in _text(file)
-
-
-def _text(file: Path) -> str:
-    try:
-        if file.exists() and not (file.is_file() and file.stat().st_size <= _MOST_BYTES):
-            raise ArchitectureError(f"{file}: not a file of at most {_MOST_BYTES:,} bytes")
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ArchitectureError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchitectureError(f"{file}: cannot be read: {error}") from None
+    return file.is_file() and MARK in read_text(file, fault=ArchitectureError)
 
 
 def _load(file: Path) -> dict[str, Any]:
-    text = _text(file)
-    try:
-        values = json.loads(text, object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ArchitectureError(f"{file}: not valid JSON: {error}") from None
+    text = read_text(file, fault=ArchitectureError)
+    values = parse_json(text, str(file), fault=ArchitectureError)
     if not isinstance(values, dict):
         raise ArchitectureError(f"{file}: must hold a JSON object; got {type(values).__name__}")
     return values

@@ -27,6 +27,7 @@ from specmodel.architectures.parts import (
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.dtypes import ACTIVATION_DTYPES, BYTES, KV_DTYPES, Quantisation
 from specmodel.errors import ArchitectureError, did_you_mean
+from specmodel.files import parse_json
 from specmodel.yaml_text import parse_yaml, yaml_text
 
 MARK = "specmodel_architecture"
@@ -102,11 +103,7 @@ def from_json(text: str, *, where: str = "record") -> Architecture:
     ArchitectureError
         Naming the missing, unknown or impossible key.
     """
-    try:
-        values = json.loads(text, object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ArchitectureError(f"{where}: not valid JSON: {error}") from None
-    return from_record(values, where=where)
+    return from_record(parse_json(text, where, fault=ArchitectureError), where=where)
 
 
 def from_yaml(text: str, *, where: str = "record") -> Architecture:
@@ -122,16 +119,6 @@ def from_yaml(text: str, *, where: str = "record") -> Architecture:
     except ValueError as error:
         raise ArchitectureError(f"{where}: {error}") from None
     return from_record(values, where=where)
-
-
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object, or raise where a key occurs twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
-    return values
 
 
 def from_record(values: Any, *, where: str) -> Architecture:

@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
-from specmodel.architectures.presets import load_model, model_names, normalise
+from specmodel.architectures.config import read_config, read_record
+from specmodel.architectures.presets import model_names, normalise, preset
 from specmodel.architectures.records import Architecture
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
-from specmodel.errors import DomainError, UnknownNameError, did_you_mean
+from specmodel.errors import ArchitectureError, DomainError, UnknownNameError, brief, did_you_mean
 from specmodel.yaml_text import parse_yaml
 
 _VERSIONS = re.compile(r"-(thinking|\d{4})(?=-|$)")
 """Ways to answer and release dates, which change no layer."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([mb])")
 _TOLERANCE = 0.1  # 7B is said of 6.74e9 parameters; the sizes of a family are further apart
+
+
+def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
+    """Return a model's architecture.
+
+    Parameters
+    ----------
+    model : str or path
+        A name as `find_model` reads it, a ``config.json``, a directory that holds one, or a
+        model's record in JSON or YAML.
+
+    Raises
+    ------
+    ArchitectureError
+        When the name is unknown or the file is not understood.
+
+    Examples
+    --------
+    >>> load_model("meta-llama/Llama-3.1-8B-Instruct").total_params
+    8030261248
+    """
+    if isinstance(model, Architecture):
+        return model
+    text = os.fspath(model)
+    path = Path(text)
+    if text.endswith((".yaml", ".yml")):
+        return read_record(text)
+    described = path.is_file() or path.is_fifo() or (path / "config.json").is_file()
+    if described or text.endswith(".json"):
+        return read_config(text)
+    if path.is_dir() and len(path.parts) > 1:
+        raise ArchitectureError(f"{text}: holds no config.json")
+    return find_model(text)
 
 
 def find_model(text: str) -> Architecture:
@@ -50,19 +86,19 @@ def find_model(text: str) -> Architecture:
     name = _VERSIONS.sub("", normalise(first))
     sizes = [size for size in map(_SIZE.fullmatch, remarks) if size]
     formats = [found for found in map(_format, remarks) if found]
-    preset = next((p for size in sizes if (p := _preset(f"{name}-{size[1]}{size[2]}"))), None)
-    preset = preset or _preset(name)
-    if preset is None and (found := _format(name.rpartition("-")[2])):
-        preset, formats = _preset(name.rpartition("-")[0]), [found, *formats]
-    if preset is None:
+    meant = next((p for size in sizes if (p := _meant(f"{name}-{size[1]}{size[2]}"))), None)
+    meant = meant or _meant(name)
+    if meant is None and (found := _format(name.rpartition("-")[2])):
+        meant, formats = _meant(name.rpartition("-")[0]), [found, *formats]
+    if meant is None:
         hint = did_you_mean(name, [*model_names(), *_aliases()])
-        raise UnknownNameError(f"unknown model {text!r}{hint}")
-    model = load_model(preset)
+        raise UnknownNameError(f"unknown model {brief(text)}{hint}")
+    model = preset(meant)
     for size in sizes:
         stated = float(size[1]) * {"m": 1e6, "b": 1e9}[size[2]]
         if abs(model.total_params / stated - 1) > _TOLERANCE:
             raise UnknownNameError(
-                f"unknown model {text!r}: {preset} has {model.total_params:,} parameters"
+                f"unknown model {brief(text)}: {meant} has {model.total_params:,} parameters"
             )
     for dtype in formats:
         activations = dtype if dtype in ACTIVATION_DTYPES else None
@@ -77,7 +113,7 @@ def _aliases() -> Mapping[str, str]:
     return aliases
 
 
-def _preset(name: str) -> str | None:
+def _meant(name: str) -> str | None:
     return name if name in model_names() else _aliases().get(name)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specmodel.errors import DomainError
+from specmodel.files import read_text
 from specmodel.validation.rows import Row
 from specmodel.yaml_text import parse_yaml
 
@@ -45,10 +46,10 @@ def read_cases(path: Path | str) -> list[Row]:
     """
     file = Path(path)
     try:
-        cases = parse_yaml(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DomainError(f"{file}: no such file") from None
-    except (OSError, ValueError) as error:
+        cases = parse_yaml(read_text(file))
+    except DomainError:
+        raise
+    except ValueError as error:
         raise DomainError(f"{file}: {error}") from None
     if not isinstance(cases, list):
         raise DomainError(f"{file}: must be a list of cases")

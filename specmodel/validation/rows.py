@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specmodel.errors import DomainError
+from specmodel.errors import DomainError, brief
+from specmodel.files import csv_records, parse_json, read_text
 from specmodel.overheads import study_of
 
 _NEEDED = ("id", "hardware", "engine", "target_model", "drafter_kind", "batch", "speedup", "url")
@@ -78,8 +76,8 @@ class Row:
     def timed(self) -> dict[str, Any]:
         """What `timing` holds."""
         try:
-            values = json.loads(self.timing or "{}")
-        except ValueError:
+            values = parse_json(self.timing or "{}", "timing")
+        except DomainError:
             return {}
         return values if isinstance(values, dict) else {}
 
@@ -129,43 +127,25 @@ def read_results(path: Path | str) -> list[Row]:
     DomainError
         When the file is missing or no such table; names file and line.
     """
-    file = Path(path)
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            return _rows(lines, str(file))
-    except FileNotFoundError:
-        raise DomainError(f"{file}: no such file") from None
-    except IsADirectoryError:
-        raise DomainError(f"{file}: is a folder") from None
-    except UnicodeDecodeError:
-        raise DomainError(f"{file}: not a text file in UTF-8") from None
-    except csv.Error as error:
-        raise DomainError(f"{file}: {error}") from None
+    return _rows(read_text(path), str(path))
 
 
 def golden_rows() -> list[Row]:
     """Return the published results that ship with the package."""
     text = (files("specmodel") / "data" / "results.csv").read_text(encoding="utf-8")
-    return _rows(text.splitlines(), "results.csv")
+    return _rows(text, "results.csv")
 
 
-def _rows(lines: Iterable[str], where: str) -> list[Row]:
-    table = csv.DictReader(lines)
-    missing = [name for name in _NEEDED if name not in (table.fieldnames or ())]
-    if missing:
-        raise DomainError(f"{where}: no column {', '.join(missing)}")
+def _rows(text: str, where: str) -> list[Row]:
     found: dict[str, Row] = {}
-    for record in table:
-        at = f"{where}:{table.line_num}"
-        if None in record:
-            raise DomainError(f"{at}: more cells than columns")
+    for at, record in csv_records(text, where, _NEEDED):
         texts = {name: _text(record.get(name)) for name in _TEXTS}
         numbers = {name: _number(record.get(name), name, at) for name in _NUMBERS}
         row = Row(**texts, **numbers)  # type: ignore[arg-type]
         if not row.id:
             raise DomainError(f"{at}: a row needs an id")
         if row.id in found:
-            raise DomainError(f"{at}: id {row.id!r} occurs twice")
+            raise DomainError(f"{at}: id {brief(row.id)} occurs twice")
         found[row.id] = row
     if not found:
         raise DomainError(f"{where}: holds no rows")
@@ -184,7 +164,7 @@ def _number(value: str | None, name: str, at: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
-        raise DomainError(f"{at}: {name} must be a number; got {text!r}") from None
+        raise DomainError(f"{at}: {name} must be a number; got {brief(text)}") from None
     low, high = _LIMITS[name]
     if not (math.isfinite(number) and low <= number <= high):
         raise DomainError(f"{at}: {name} must be {low:g} to {high:g}; got {text}")
