@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import sympy as sp
 
 from specmodel import symbolic as sy
 from specmodel.acceptance import Geometric, MeanLength
+from specmodel.errors import DomainError
 from specmodel.report import Setup, extrapolations, predict
 from specmodel.roofline import Execution
 from specmodel.sensitivity import sensitivity
 from specmodel.speculation import RoundTime, regime
+
+_QUOTED = 4  # values of a list that an error quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +26,6 @@ class _Numbers:
 
     setup: Setup  # at the ideal level, with the k shown
     times: RoundTime
-    following: RoundTime  # one draft more
     values: dict[sp.Symbol, float]
 
     @property
@@ -35,7 +39,16 @@ class _Numbers:
 
 
 def explain(setup: Setup) -> str:
-    """Return the derivation with the numbers of the setup's first batch and context."""
+    """Return the derivation with the numbers of the setup's one batch and one context.
+
+    It is shown for the k asked for, or for the best k. Where off wins, or k = 0 was asked for,
+    the best k >= 1 is shown: k = 0 leaves nothing to derive.
+
+    Raises
+    ------
+    DomainError
+        When the setup has several batches or contexts, or no k >= 1.
+    """
     with extrapolations() as notes:
         lines = _derivation(setup)
     return "\n".join([*lines, *(f"note: {note}" for note in notes)])
@@ -44,15 +57,19 @@ def explain(setup: Setup) -> str:
 def latex(setup: Setup) -> str:
     """Return the formulas of the derivation, with their values, as a LaTeX ``align*`` block.
 
-    At the ideal level, for the setup's first batch and context.
+    At the ideal level, for the k that `explain` shows.
+
+    Raises
+    ------
+    DomainError
+        When the setup has several batches or contexts, or no k >= 1.
     """
     with extrapolations():
-        first = replace(setup, batches=setup.batches[:1], contexts=setup.contexts[:1])
-        point = predict(first).points[0]
-        number = _numbers(first, int(point["k"] or point["break_even_k"]))
+        derived, point = _point(setup)
+        number = _numbers(derived, _k_shown(point))
         tokens = number.setup.tokens(number.k)
     times, one = number.times, sp.Integer(1)
-    split = first.execution.dp * first.execution.pp
+    split = setup.execution.dp * setup.execution.pp
     decode, verify = (star / split for star in _stars(number))  # of one device, as the forms are
     name = str(regime(number.setup.batches[0], verify * split, decode * split))
     rows = [(sp.latex(symbol), "", f"{value:.6g}") for symbol, value in number.values.items()]
@@ -76,7 +93,8 @@ def latex(setup: Setup) -> str:
             lines += [f"  {left} &= {form}", f"  &\\rightarrow {value}"]
         else:
             lines.append(f"  {left} &= " + " = ".join(part for part in (form, value) if part))
-    lines += [rf"  &\text{{{note}}}" for note in departs]
+    notes = [f"shown for k = {number.k}{_remark(setup, point)}", *departs]
+    lines += [rf"  &\text{{{note}}}" for note in notes]
     body = " \\\\\n".join(lines)
     return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
 
@@ -105,15 +123,41 @@ def _number(value: float) -> str:
     return f"{value:.6g}" if np.isfinite(value) else r"\infty"
 
 
+def _point(setup: Setup) -> tuple[Setup, Mapping[str, Any]]:
+    """Return the setup that is derived, with a best k where k = 0 was asked for, and its point."""
+    for name, values in (("batch", setup.batches), ("context", setup.contexts)):
+        if len(values) > 1:
+            more = ", ..." if len(values) > _QUOTED else ""
+            quoted = ", ".join(str(value) for value in values[:_QUOTED]) + more
+            raise DomainError(f"explain takes one {name} (--{name}); got {quoted}")
+    if not setup.k and not setup.k_max:
+        raise DomainError("explain needs k_max >= 1 token: k = 0 leaves nothing to derive; got 0")
+    derived = replace(setup, k=setup.k or None)
+    return derived, predict(derived).points[0]
+
+
+def _k_shown(point: Mapping[str, Any]) -> int:
+    """Return the k asked for, or the best k >= 1."""
+    return int(point["k"] or point["break_even_k"])
+
+
+def _remark(setup: Setup, point: Mapping[str, Any]) -> str:
+    """Say what the k shown is, where it is not the best one or not the one asked for."""
+    remark = ""
+    if setup.k == 0:
+        best = "the best k" if point["k_star"] else "the best k from 1 on"
+        remark = f", {best}: k = 0 was asked for and leaves nothing to derive"
+    return remark if point["k_star"] else f"{remark} (off is better here)"
+
+
 def _derivation(setup: Setup) -> list[str]:
-    first = replace(setup, batches=setup.batches[:1], contexts=setup.contexts[:1])
-    point = predict(first).points[0]
-    number = _numbers(first, int(point["k"] or point["break_even_k"]))
+    derived, point = _point(setup)
+    number = _numbers(derived, _k_shown(point))
     one = sp.Integer(1)
     return [
-        f"{setup.target.name} on {setup.device.label}, batch {first.batches[0]}, context "
-        f"{first.contexts[0]}, {setup.drafter.kind}, {setup.acceptance.label}",
-        f"shown for k = {number.k}" + ("" if point["k"] else " (off is better here, see the end)"),
+        f"{setup.target.name} on {setup.device.label}, batch {setup.batches[0]}, context "
+        f"{setup.contexts[0]}, {setup.drafter.kind}, {setup.acceptance.label}",
+        f"shown for k = {number.k}{_remark(setup, point)}",
         "",
         "Ideal level: datasheet rates, memory and arithmetic overlap perfectly.",
         "",
@@ -144,8 +188,8 @@ def _derivation(setup: Setup) -> list[str]:
         "7. The best width: G / (A + C W) is stationary where its derivative vanishes",
         f"   W = {sy.stationary_width()}",
         *_width(number),
-        f"   the exact scan of k = 0..{setup.k_max} ({setup.execution.level} level, basis "
-        f"{setup.basis}): "
+        f"   the exact scan of k = 0..{max(setup.k_max, number.k)} "
+        f"({setup.execution.level} level, basis {setup.basis}): "
         + (
             f"k* = {point['k_star']}, S* = {point['S_star']:.4f}" if point["k_star"] else "off wins"
         ),
@@ -153,7 +197,7 @@ def _derivation(setup: Setup) -> list[str]:
         + ", ".join(f"{name} = {point[name] * 1e3:.4g} ms" for name in ("T_p", "T_v", "T_d"))
         + f", S = {point['S']:.4f}",
         "",
-        *_hangs_on(first, number.k),
+        *_hangs_on(derived, number.k),
     ]
 
 
@@ -170,7 +214,7 @@ def _numbers(setup: Setup, k: int) -> _Numbers:
     ideal: Execution = replace(setup.execution, level="ideal")
     shown = replace(setup, execution=ideal, k=k)
     batch, context = setup.batches[0], setup.contexts[0]
-    times, following = (shown.round(batch, context, n) for n in (k, k + 1))
+    times = shown.round(batch, context, k)
     decode, bandwidth = times.decode, setup.device.memory_bandwidth
     share = ideal.layout.shard(setup.target)
     here = float(ideal.layout.of_replica(batch))  # sequences that a device works on at a time
@@ -186,7 +230,7 @@ def _numbers(setup: Setup, k: int) -> _Numbers:
         sy.kappa: float(decode.rows) * bandwidth / here,
         sy.r: ideal.kv_reread,
     }
-    return _Numbers(setup=shown, times=times, following=following, values=values)
+    return _Numbers(setup=shown, times=times, values=values)
 
 
 def _values(number: _Numbers) -> list[str]:
@@ -296,14 +340,23 @@ def _width(number: _Numbers) -> list[str]:
     alpha, drafter = _alpha(number.setup), number.setup.drafter
     if drafter.hit_rate < 1 or int(drafter.rows(number.k)) != number.k + 1:
         return ["   (the form is for drafters that verify W = k + 1 rows in every round)"]
-    cost, following = (float(t.T_d + t.T_v) for t in (number.times, number.following))
+    largest = drafter.max_k
+    if largest == 1:
+        return ["   (the form needs the cost of two k from 1 on; this drafter drafts one token)"]
+    low = number.k if largest is None or number.k < largest else number.k - 1
+    cost, following = (_cost(number.setup, k) for k in (low, low + 1))
     slope = following - cost
-    fixed = cost - slope * (number.k + 1)
+    fixed = cost - slope * (low + 1)
     if alpha is None or not 0 < alpha < 1 or slope <= 0 or fixed <= 0:
         return []
     at = {sy.alpha: alpha, sy.A: fixed, sy.C: slope}
     W = float(sp.re(sy.stationary_width().subs(at).evalf(30)))
     return [
-        f"   ideal level, around k = {number.k}: A = {fixed * 1e3:.4g} ms, C = {slope * 1e3:.4g} "
-        f"ms, so W = {W:.4g} (k = {W - 1:.4g} before rounding)"
+        f"   ideal level, from k = {low} to {low + 1}: A = {fixed * 1e3:.4g} ms, "
+        f"C = {slope * 1e3:.4g} ms, so W = {W:.4g} (k = {W - 1:.4g} before rounding)"
     ]
+
+
+def _cost(setup: Setup, k: int) -> float:
+    times = setup.round(setup.batches[0], setup.contexts[0], k)
+    return float(times.T_d + times.T_v)

@@ -311,7 +311,6 @@ def test_explain_prints_the_derivation(run: Run) -> None:
         ("--model", "deepseek-v3"),
         ("--drafter", "ngram", "--hit-rate", "0.3", "--batch", "256"),
         ("--alpha", "0.01"),
-        ("--k", "0"),
         ("--weights", "fp8", "--tp", "2"),
     ],
 )
@@ -324,9 +323,22 @@ def test_explain_agrees_with_predict(run: Run, arguments: tuple[str, ...]) -> No
     assert line.endswith(f"S = {first['S']:.4f}")
     (shown,) = (x for x in out.splitlines() if x.startswith("   here regime"))
     k = int(out.splitlines()[1].split("k = ")[1].split()[0])
-    if arguments[:1] != ("--k",):
-        ideal = run.json("predict", "--gpu", "h100", *arguments, "--level", "ideal", "--k", str(k))
-        assert shown.endswith(f"= {ideal['points'][0]['S']:.4f}")
+    ideal = run.json("predict", "--gpu", "h100", *arguments, "--level", "ideal", "--k", str(k))
+    assert shown.endswith(f"= {ideal['points'][0]['S']:.4f}")
+    assert ("off is better" in out) == (first["k_star"] == 0)
+
+
+@pytest.mark.parametrize("form", [(), ("--latex",)])
+def test_explain_of_k_0_shows_the_best_k(run: Run, form: tuple[str, ...]) -> None:
+    reason = "k = 0 was asked for and leaves nothing to derive"
+    best = run.json("predict", "--gpu", "h100", "--batch", "1")["points"][0]["k"]
+    _, pays, _ = run("explain", "--gpu", "h100", "--k", "0", *form)
+    assert f"shown for k = {best}, the best k: {reason}" in pays
+    assert "off is better" not in pays
+    _, loses, _ = run("explain", "--gpu", "h100", "--k", "0", "--alpha", "0.01", *form)
+    assert f"shown for k = 1, the best k from 1 on: {reason} (off is better here)" in loses
+    _, asked, _ = run("explain", "--gpu", "h100", "--k", "4", "--alpha", "0.01", *form)
+    assert "shown for k = 4 (off is better here)" in asked
 
 
 BASE = ("predict", "--gpu", "h100")
@@ -398,6 +410,9 @@ BAD = [
     (("show", "absent.json"), "absent.json: no such file"),
     (("list", "everything"), "everything"),
     (("explain", "--gpu", "h100", "--alpha", "2"), "alpha must be in [0, 1]"),
+    (("explain", "--gpu", "h100", "--batch", "1,8"), "takes one batch (--batch); got 1, 8"),
+    (("explain", "--gpu", "h100", "--context", "1-9"), "(--context); got 1, 2, 3, 4, ..."),
+    (("explain", "--gpu", "h100", "--k-max", "0"), "k_max >= 1 token"),
 ]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import sympy as sp
@@ -10,7 +13,8 @@ import specmodel as sm
 from specmodel import symbolic as s
 from specmodel import width
 from specmodel.acceptance import expected_tokens
-from specmodel.explanation import explain
+from specmodel.drafters import Drafter, DraftTree, DynamicTree
+from specmodel.explanation import explain, latex
 from specmodel.report import Setup
 from specmodel.speculation import round_time
 
@@ -126,8 +130,6 @@ def test_explanation_holds_the_numbers_of_the_model(model: str, acceptance: obje
 def test_latex_is_well_formed_and_holds_the_numbers() -> None:
     from matplotlib.mathtext import MathTextParser
 
-    from specmodel.explanation import latex
-
     setup = Setup(
         device=sm.load_device("h100"),
         target=sm.load_model("llama-3.1-8b"),
@@ -148,3 +150,71 @@ def test_latex_is_well_formed_and_holds_the_numbers() -> None:
     for row in rows:
         formula = row.strip().removesuffix(r" \\").replace("&", "")
         MathTextParser("path").parse(f"${formula}$")
+
+
+def _block_head(target: sm.Architecture, kind: str, block: int) -> sm.Architecture:
+    """Return a head that drafts blocks, of the width of a target."""
+    head = sm.Eagle3().weights(target)
+    return replace(head, head_kind=kind, block_size=block)
+
+
+@pytest.mark.parametrize("k", [1, None])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        lambda target: sm.BlockDiffusion(_block_head(target, "dflash", 16)),
+        lambda target: sm.BlockDiffusion(_block_head(target, "dflash", 2)),
+        lambda target: sm.BlockDiffusion(_block_head(target, "dspark", 7)),
+        lambda _: DraftTree(drafter=sm.Eagle3(), widths=(2, 2, 2)),
+        lambda _: DraftTree(drafter=sm.Eagle3(), widths=(1, 1)),
+        lambda target: DynamicTree(
+            drafter=sm.BlockDiffusion(_block_head(target, "dflash", 4)), topk=2, nodes=6
+        ),
+    ],
+)
+def test_explanation_at_the_largest_k_of_a_drafter(
+    drafter: Callable[[sm.Architecture], Drafter], k: int | None
+) -> None:
+    target = sm.load_model("llama-3.1-8b")
+    drafts = drafter(target)
+    assert drafts.max_k is not None
+    setup = Setup(
+        device=sm.load_device("h100"),
+        target=target,
+        drafter=drafts,
+        acceptance=sm.Geometric(0.7),
+        execution=sm.Execution(),
+        batches=(1,),
+        contexts=(200,),
+        k=k or drafts.max_k,
+    )
+    text = explain(setup)
+    assert f"shown for k = {setup.k}" in text
+    assert r"\begin{align*}" in latex(setup)
+    if drafts.max_k == 1:
+        assert "this drafter drafts one token" in text
+    off = replace(setup, k=0, acceptance=sm.Geometric(0.01))
+    assert "k = 0 was asked for" in explain(off)
+    assert "(off is better here)" in explain(off)
+    assert "(off is better here)" in latex(off)
+
+
+def test_the_slope_on_the_other_side_is_the_same_where_the_cost_is_affine() -> None:
+    setup = Setup(
+        device=sm.load_device("h100"),
+        target=sm.load_model("llama-3.1-8b"),
+        drafter=DraftTree(drafter=sm.DraftModel(sm.load_model("llama-3.2-1b")), widths=(1,) * 4),
+        acceptance=sm.Geometric(0.7),
+        execution=IDEAL,
+        batches=(1,),
+        contexts=(200,),
+        k=4,
+    )
+    lines = [
+        line.partition(": ")[2]
+        for k in (2, 4)
+        for line in explain(replace(setup, k=k)).splitlines()
+        if line.startswith("   ideal level, from k")
+    ]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]

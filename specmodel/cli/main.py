@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -28,7 +29,9 @@ def cli() -> None:
     """Does speculative decoding pay on this device, and with how many drafts?"""
 
 
-def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
+def _setup_options(
+    command: Callable[..., None], *, batch: str = "1,8,32,128"
+) -> Callable[..., None]:
     """Add the options that describe a setup."""
     options: Sequence[tuple[str, dict[str, Any]]] = (
         ("--gpu", {"help": "Device: a name from `specmodel list gpus`."}),
@@ -58,7 +61,7 @@ def _setup_options(command: Callable[..., None]) -> Callable[..., None]:
         ("--k-max", {"metavar": "N", "default": "16", "help": "Largest k that auto considers."}),
         (
             "--batch",
-            {"metavar": "LIST", "default": "1,8,32,128", "help": "Such as 1,8,64 or 1-16."},
+            {"metavar": "LIST", "default": batch, "help": "Such as 1,8,64 or 1-16."},
         ),
         ("--context", {"metavar": "LIST", "default": "2k", "help": "Tokens, 1k = 1,024."}),
         ("--tp", {"metavar": "N", "default": "1", "help": "Tensor-parallel degree."}),
@@ -182,10 +185,10 @@ def sweep(output: str, variables: str | None, **options: Any) -> None:
 
 
 @cli.command()
-@_setup_options
+@partial(_setup_options, batch="1")
 @click.option("--latex", is_flag=True, help="The formulas and their values, for a document.")
 def explain(latex: bool, **options: Any) -> None:
-    """Derive the answer step by step with your numbers in it."""
+    """Derive the answer step by step with your numbers in it, for one batch and one context."""
     from specmodel import explanation
     from specmodel.cli.output import write
     from specmodel.cli.setup import build
