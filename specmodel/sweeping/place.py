@@ -1,0 +1,254 @@
+"""Where a sweep writes: the output, and the folder beside it that holds the finished blocks.
+
+Both are checked before anything is replaced or removed. Of what is at the output's name only a
+regular file or a store that a sweep wrote is replaced; in the folder only what a sweep made is
+removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmodel.errors import DomainError
+from specmodel.files import check_output, parse_json, read_text
+from specmodel.sweeping.forms import FORMS, MARK
+from specmodel.sweeping.plan import Block, Sweep
+
+_PLAN = "plan.json"
+_UNFINISHED = "unfinished specmodel sweep"
+_VALUES, _REFUSED = ".npz", ".refused"
+_BLOCK = re.compile(r"[0-9]+(-[0-9]+)+(\.npz|\.refused)")
+_WRITING, _FINISHED, _REPLACED = "writing", "finished", "replaced"
+
+
+def checked_place(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Return where a sweep may write; called before the work, and again before the end.
+
+    Parameters
+    ----------
+    path : path
+        Ends in one of `FORMS`.
+    overwrite : bool
+        Whether a regular file, or a Zarr store that a sweep wrote, may be replaced.
+
+    Raises
+    ------
+    DomainError
+        When the ending is unknown, the folder is not there or not writable, something is there
+        that may not be replaced, or the name of the folder for finished blocks is in use.
+    """
+    target = Path(path)
+    if target.suffix.lower() == ".zarr" and target.is_dir() and not target.is_symlink():
+        if not _is_store_of_a_sweep(target):
+            raise DomainError(f"{target}: is a folder that no sweep wrote: choose another name")
+        if not overwrite:
+            raise DomainError(f"{target}: exists: choose another name, or --overwrite it")
+    else:
+        check_output(target, endings=FORMS, overwrite=overwrite)
+    if os.path.lexists(folder := _folder_of(target)):
+        _check_folder(folder)
+    return target
+
+
+def _is_store_of_a_sweep(target: Path) -> bool:
+    root = target / "zarr.json"
+    if root.is_symlink() or not root.is_file():
+        return False
+    try:
+        held = parse_json(read_text(root), str(root))
+    except DomainError:
+        return False
+    attributes = held.get("attributes") if isinstance(held, dict) else None
+    return isinstance(attributes, dict) and MARK.items() <= attributes.items()
+
+
+def _folder_of(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def _check_folder(folder: Path) -> str:
+    """Return the key of the plan whose blocks lie in a folder, after checking all that is in it."""
+    stranger = DomainError(
+        f"{folder}: is not the folder of an unfinished sweep: move it, or choose another name"
+    )
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise stranger
+    plan = folder / _PLAN
+    if plan.is_symlink() or not plan.is_file():
+        raise stranger
+    try:
+        state = parse_json(read_text(plan), str(plan))
+    except DomainError:
+        raise stranger from None
+    if not isinstance(state, dict) or state.get("format") != _UNFINISHED:
+        raise stranger
+    for entry in os.scandir(folder):
+        is_file = entry.is_file(follow_symlinks=False)
+        ours = is_file and (entry.name in (_PLAN, _WRITING) or _BLOCK.fullmatch(entry.name))
+        ours = ours or (entry.name in (_FINISHED, _REPLACED) and not entry.is_symlink())
+        if not ours:
+            raise DomainError(f"{entry.path}: no sweep wrote it: move it, or choose another name")
+    return str(state.get("key"))
+
+
+class Scratch:
+    """The folder of finished blocks, its lock held."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.done = {path.stem for path in folder.iterdir() if _BLOCK.fullmatch(path.name)}
+
+    def save(self, block: Block, values: dict[str, NDArray[Any]] | str) -> None:
+        """Keep a block's variables, or why it has none: whole, or not at all."""
+        writing = self._folder / _WRITING
+        if isinstance(values, str):
+            writing.write_text(values, encoding="utf-8")
+        else:
+            with writing.open("wb") as file:
+                np.savez(file, **values)  # type: ignore[arg-type]
+        ending = _REFUSED if isinstance(values, str) else _VALUES
+        writing.replace(self._folder / f"{block.name}{ending}")
+
+    def refusal(self, block: Block) -> str | None:
+        """Return why a block has no variables; None where it has."""
+        path = self._folder / f"{block.name}{_REFUSED}"
+        return read_text(path) if path.exists() else None
+
+    def values(self, block: Block) -> dict[str, NDArray[Any]]:
+        """Return a block's variables.
+
+        Raises
+        ------
+        DomainError
+            When its file is damaged.
+        """
+        path = self._folder / f"{block.name}{_VALUES}"
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name] for name in block.variables}
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise DomainError(
+                f"{path}: is damaged: remove it and run the same sweep again ({error})"
+            ) from None
+
+    @property
+    def finished(self) -> Path:
+        """A free name for the file that goes to the output's place."""
+        path = self._folder / _FINISHED
+        _remove(path)
+        return path
+
+    def put(self, target: Path, *, overwrite: bool) -> None:
+        """Move the finished file to the output's place, by renaming.
+
+        Raises
+        ------
+        DomainError
+            When something is there by now that may not be replaced; the blocks are kept.
+        """
+        finished, aside = self._folder / _FINISHED, self._folder / _REPLACED
+        checked_place(target, overwrite=overwrite)
+        if not (finished.is_dir() and target.exists()):
+            finished.replace(target)
+            return
+        _remove(aside)  # of a run that was killed between the next two lines
+        target.rename(aside)
+        finished.rename(target)
+
+    def remove(self, lock: TextIO) -> None:
+        """Remove the folder; the plan goes last, so that one cut short is still a sweep's."""
+        for entry in self._folder.iterdir():
+            if entry.name != _PLAN:
+                _remove(entry)
+        if sys.platform == "win32":  # an open file cannot be removed there
+            lock.close()
+        (self._folder / _PLAN).unlink()
+        self._folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch(plan: Sweep, target: Path) -> Iterator[tuple[Scratch, TextIO]]:
+    """Yield the folder of a sweep's finished blocks, made or gone on with, and its lock.
+
+    Raises
+    ------
+    DomainError
+        When the folder is another plan's or no sweep's, or another sweep is writing.
+    """
+    folder, key = _folder_of(target), plan.key()
+    if not os.path.lexists(folder):
+        _create(folder, key)
+    _check_folder(folder)
+    with (folder / _PLAN).open("r+", encoding="utf-8") as lock:
+        if not _locks(lock) or not _is_still(folder / _PLAN, lock):
+            raise DomainError(f"another sweep is writing {target}")
+        if _check_folder(folder) != key:
+            raise DomainError(
+                f"{folder}: belongs to another sweep (or version): remove it, or choose another "
+                "name"
+            )
+        yield Scratch(folder), lock
+
+
+def _create(folder: Path, key: str) -> None:
+    """Make a folder with its plan in it, in one step."""
+    try:
+        made = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise DomainError(f"{folder}: cannot be made: {error.strerror}") from None
+    state = {"format": _UNFINISHED, "key": key}
+    (made / _PLAN).write_text(json.dumps(state) + "\n", encoding="utf-8")
+    try:
+        made.rename(folder)
+    except OSError:  # another sweep was faster
+        shutil.rmtree(made)
+
+
+def _is_still(path: Path, file: TextIO) -> bool:
+    """Whether a path is still the file that was opened: another sweep may just have removed it."""
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _locks(file: TextIO) -> bool:
+        """Lock a file for as long as it is open; return whether it was free."""
+        file.seek(2**20)  # beyond what is read: a locked byte cannot be read
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _locks(file: TextIO) -> bool:
+        """Lock a file for as long as it is open; return whether it was free."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
