@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.errors import (
     DomainError,
     ExtrapolationWarning,
+    brief,
     real_array,
     unwrap,
     whole_array,
@@ -352,6 +353,29 @@ class BetaMixture(_FromRates):
         density = self.x * log_alpha + self.y * log_rest
         weight = np.exp(density - density.max())
         return np.exp(log_alpha), weight / weight.sum()
+
+
+def as_acceptance(value: Any) -> Acceptance:
+    """Return an acceptance record; a number or an array is the alpha of a geometric law.
+
+    Raises
+    ------
+    DomainError
+        When it is neither, or alpha is out of range.
+
+    Examples
+    --------
+    >>> as_acceptance(0.7).label
+    'alpha = 0.7'
+    """
+    if isinstance(value, Acceptance):
+        return value
+    if isinstance(value, str) or value is None:
+        raise DomainError(
+            "acceptance must be alpha or a record such as PerPosition([0.7, 0.5]); got "
+            f"{brief(value)}"
+        )
+    return Geometric(value)
 
 
 def warn_beyond(acceptance: Acceptance, k: int) -> None:

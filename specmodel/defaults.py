@@ -28,6 +28,7 @@ from specmodel.drafters import (
     Parallel,
     SelfSpeculative,
     SparseKV,
+    checked_drafter,
 )
 from specmodel.errors import DomainError, did_you_mean
 
@@ -178,6 +179,19 @@ def make_drafter(
     drafter = _MODELS[kind](draft)
     drafter.weights(target)
     return drafter, assumed
+
+
+def drafter_of(drafter: Drafter | str, target: Architecture) -> Drafter:
+    """Return a drafter record, or the one that a kind's name means for a target.
+
+    Raises
+    ------
+    DomainError
+        When it is neither.
+    """
+    return (
+        make_drafter(drafter, target)[0] if isinstance(drafter, str) else checked_drafter(drafter)
+    )
 
 
 def _without_model(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,11 +19,12 @@ from specmodel.architectures import (
     Fusion,
     eagle3_head,
     eagle_head,
+    load_model,
     mtp_head,
 )
 from specmodel.dtypes import BYTES
-from specmodel.errors import ArchitectureError, DomainError, real_array, whole_array
-from specmodel.hardware import Device, Link
+from specmodel.errors import ArchitectureError, DomainError, brief, real_array, whole_array
+from specmodel.hardware import Device, Link, load_device
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +88,11 @@ class Drafter(ABC):
     overlapped: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        model = getattr(self, "architecture", None)
+        if model is not None:  # a name or a file is as good
+            object.__setattr__(self, "architecture", load_model(model))
+        if self.device is not None:
+            object.__setattr__(self, "device", load_device(self.device))
         real_array(self.host_time, "host time", low=0, unit="s")
         if self.tp is not None:
             whole_array(self.tp, "the drafter's tp", low=1)
@@ -133,6 +139,19 @@ class Drafter(ABC):
     def cache(self, target: Architecture) -> Architecture | None:
         """Return the architecture whose KV it keeps besides the target's."""
         return self.weights(target)
+
+
+def checked_drafter(value: Any) -> Drafter:
+    """Return a drafter record.
+
+    Raises
+    ------
+    DomainError
+        When it is something else.
+    """
+    if isinstance(value, Drafter):
+        return value
+    raise DomainError(f"drafter must be a record such as Eagle3(); got {brief(value)}")
 
 
 @dataclass(frozen=True, slots=True)

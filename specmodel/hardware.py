@@ -25,6 +25,7 @@ from specmodel.errors import (
     DomainError,
     ProfileError,
     UnknownNameError,
+    brief,
     did_you_mean,
     real_array,
 )
@@ -189,13 +190,15 @@ def load_device(device: str | os.PathLike[str] | Device) -> Device:
     """
     if isinstance(device, Device):
         return device
+    if not isinstance(device, str | os.PathLike):
+        raise ProfileError(f"device must be a name, a file or a Device; got {brief(device)}")
     text = os.fspath(device)
     if text.endswith((".yaml", ".yml")) or os.sep in text:
         return read_device(Path(text))
     name = _normalise(text)
     known = _spellings()
     if name not in known:
-        raise UnknownNameError(f"unknown GPU {text!r}{did_you_mean(name, known)}")
+        raise UnknownNameError(f"unknown GPU {brief(text)}{did_you_mean(name, known)}")
     return _shipped(known[name])
 
 

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from specmodel import width
 from specmodel._version import __version__
-from specmodel.acceptance import Acceptance, warn_beyond
-from specmodel.architectures import Architecture
+from specmodel.acceptance import Acceptance, as_acceptance, warn_beyond
+from specmodel.architectures import Architecture, load_model
+from specmodel.defaults import drafter_of
 from specmodel.drafters import Drafter
 from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
-from specmodel.hardware import Device
+from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
 from specmodel.roofline import Execution, ExecutionOptions, critical_batch
 from specmodel.speculation import mean_width, regime, round_time, tokens_per_round
@@ -40,17 +41,17 @@ VARIABLES = {
     "W_star": ("B L alpha", "token", "best width"),
     "S_star": ("B L alpha", "1", "speedup at the best draft length"),
     "tokens_per_second": ("B k L alpha", "1/s", "tokens of all sequences together"),
-    "memory_bytes": ("B k L", "B", "memory taken on the fullest device"),
-    "max_batch": ("k L", "1", "largest batch that fits"),
-    "fits": ("B k L", "1", "whether the batch fits"),
+    "memory_bytes": ("B k L", "B", "memory taken on the fullest of the target's devices"),
+    "max_batch": ("k L", "1", "largest batch that fits on every device"),
+    "fits": ("B k L", "1", "whether the batch fits on every device"),
 }
 
 
 def speculate(
-    device: Device,
-    target: Architecture,
-    drafter: Drafter,
-    acceptance: Acceptance,
+    device: Device | str,
+    target: Architecture | str,
+    drafter: Drafter | str,
+    acceptance: Acceptance | ArrayLike,
     *,
     B: ArrayLike,
     k: ArrayLike | range,
@@ -64,10 +65,14 @@ def speculate(
 
     Parameters
     ----------
-    device, target, drafter, acceptance
-        See `load_device`, `load_model`, and the drafter and acceptance records. An acceptance
-        record with an axis of its own (`Geometric` of several alphas) adds a dimension
-        ``alpha``.
+    device, target : Device or str, Architecture or str
+        Records, or what `load_device` and `load_model` take.
+    drafter : Drafter or str
+        A record, or a kind such as ``eagle3``; a draft model of the target's family is then
+        chosen where the kind needs one.
+    acceptance : Acceptance or array_like
+        A record, or alpha. [-] A record with an axis of its own (`Geometric` of several alphas)
+        adds a dimension ``alpha``.
     B, k, L : array_like
         Sequences [-], drafts [token], context [token]; one-dimensional or scalar. Scalars
         become scalar coordinates.
@@ -101,6 +106,8 @@ def speculate(
     import xarray as xr
 
     how = Execution.of(execution, options)
+    device, target = load_device(device), load_model(target)
+    drafter, acceptance = drafter_of(drafter, target), as_acceptance(acceptance)
     for name, value in (("T_h", T_h), ("T_o", T_o)):
         if real_array(value, name, low=0, unit="s").ndim:
             raise DomainError(f"{name} must be one number")
@@ -155,10 +162,10 @@ def speculate(
 
 
 def best_width(
-    device: Device,
-    target: Architecture,
-    drafter: Drafter,
-    acceptance: Acceptance,
+    device: Device | str,
+    target: Architecture | str,
+    drafter: Drafter | str,
+    acceptance: Acceptance | ArrayLike,
     *,
     B: ArrayLike,
     L: ArrayLike = 0,
@@ -172,6 +179,7 @@ def best_width(
 
     k = 0 means off; then S = 1. Parameters as in `speculate`, scanning k from 0 to `k_max`.
     """
+    acceptance = as_acceptance(acceptance)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)
         r = speculate(
@@ -207,11 +215,10 @@ def _memory(
         memory(device, target, one, k=k, L=context, layout=how.layout, offload=how.offload)
         for one, k in ((None, 0), (drafter, drafts))
     )
-    taken = np.where(on, drafting.total(batch), plain.total(batch))
     return {
-        "memory_bytes": taken,
+        "memory_bytes": np.where(on, drafting.total(batch), plain.total(batch)),
         "max_batch": np.where(on, drafting.max_batch, plain.max_batch),
-        "fits": taken <= device.memory_capacity,
+        "fits": np.where(on, drafting.fits(batch), plain.fits(batch)),
     }
 
 

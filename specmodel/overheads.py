@@ -22,6 +22,7 @@ from specmodel.errors import (
     DomainError,
     ProfileError,
     UnknownNameError,
+    brief,
     did_you_mean,
     real_array,
 )
@@ -193,7 +194,8 @@ def load_engine(
     Parameters
     ----------
     engine : str or path
-        One of `engine_names`, or a file that `engine_yaml` wrote.
+        One of `engine_names`; an engine's name alone, which means its newest record, or with a
+        version, which means the record that covers it; or a file that `engine_yaml` wrote.
     without, study : str, optional
         URL of a study that does not count; of one that alone counts where it says anything.
 
@@ -206,16 +208,37 @@ def load_engine(
     --------
     >>> load_engine("vllm-2025").step < 2e-3
     True
+    >>> load_engine("vllm").name, load_engine("vllm 0.11.2").name
+    ('vllm-2026', 'vllm-2025')
     """
     if isinstance(engine, Engine):
         return engine
+    if not isinstance(engine, str | os.PathLike):
+        raise ProfileError(f"engine must be a name, a file or an Engine; got {brief(engine)}")
     without, study = (url and study_of(url) for url in (without, study))
     text = os.fspath(engine)
     if text.endswith((".yaml", ".yml")) or os.sep in text:
         return _engine(_read(Path(text)), without, study)
-    if text not in _records():
-        raise UnknownNameError(f"unknown engine {text!r}{did_you_mean(text, engine_names())}")
-    return _shipped(text, without, study)
+    name = text if text in _records() else _meant(text)
+    if name is None:
+        raise UnknownNameError(f"unknown engine {brief(text)}{did_you_mean(text, engine_names())}")
+    return _shipped(name, without, study)
+
+
+_NAME_AND_VERSION = re.compile(r"(.*?[a-z])(?:[\s_=v-]*(\d+(?:\.\w+)+))?")
+
+
+def _meant(text: str) -> str | None:
+    """Return the record of a family's name: its newest, or the one that covers a version."""
+    match = _NAME_AND_VERSION.fullmatch(text.strip().lower())
+    if match is None:
+        return None
+    family, version = match.groups()
+    for record in _records().values():
+        own = re.sub(r"-20\d\d$", "", record.name)
+        if family == own or re.fullmatch(record.spelled, family, re.IGNORECASE):
+            return engine_for(f"{family} {version or ''}", None)
+    return None
 
 
 def fitted_to(name: str, *, without: str | None = None) -> frozenset[str]:

@@ -13,13 +13,13 @@ from typing import Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.architectures import Architecture
+from specmodel.architectures import Architecture, load_model
 from specmodel.collectives import Fabric
 from specmodel.costs import Layout, Operator, gemm, pass_operators
 from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap
-from specmodel.hardware import Device, Link
+from specmodel.hardware import Device, Link, load_device
 from specmodel.kernels import Efficiency, Kernels
-from specmodel.overheads import Engine
+from specmodel.overheads import Engine, load_engine
 
 Level = Literal["operators", "ideal"]
 Floats = NDArray[np.float64]
@@ -102,6 +102,8 @@ class Execution:
     engine: Engine | None = None
 
     def __post_init__(self) -> None:
+        if self.engine is not None:  # a name or a file is as good
+            object.__setattr__(self, "engine", load_engine(self.engine))
         if self.level not in ("operators", "ideal"):
             raise DomainError(f"level must be operators or ideal; got {self.level!r}")
         layout = self.layout
@@ -182,8 +184,8 @@ class PassTime:
 
 
 def pass_time(
-    device: Device,
-    architecture: Architecture,
+    device: Device | str,
+    architecture: Architecture | str,
     *,
     B: ArrayLike,
     W: ArrayLike = 1,
@@ -202,8 +204,9 @@ def pass_time(
 
     Parameters
     ----------
-    device : Device
-    architecture : Architecture
+    device : Device or str
+    architecture : Architecture or str
+        Records, names or files.
     B, W, L : array_like
         Sequences [-], positions per sequence [token], context [token]. Broadcast.
     head_rows, fuse
@@ -230,6 +233,7 @@ def pass_time(
     4.481
     """
     how = Execution.of(execution, options)
+    device, architecture = load_device(device), load_model(architecture)
     operators = operators_of(architecture, how, B=B, W=W, L=L, head_rows=head_rows, fuse=fuse)
     kernels = kernels_of(device, how)
     return (_ideal if how.level == "ideal" else _soft)(kernels, operators)
@@ -438,8 +442,8 @@ def gemm_turn_rows(
 
 
 def critical_batch(
-    device: Device,
-    architecture: Architecture,
+    device: Device | str,
+    architecture: Architecture | str,
     *,
     W: ArrayLike = 1,
     L: ArrayLike = 0,
@@ -475,6 +479,7 @@ def critical_batch(
         When the iteration does not settle.
     """
     how = Execution.of(execution, options)
+    device, architecture = load_device(device), load_model(architecture)
 
     def at(batch: ArrayLike) -> PassTime:
         return pass_time(device, architecture, B=batch, W=W, L=L, execution=how)

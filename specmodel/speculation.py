@@ -14,12 +14,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.acceptance import Acceptance, alpha_for_tokens
-from specmodel.architectures import Architecture
+from specmodel.acceptance import Acceptance, alpha_for_tokens, as_acceptance
+from specmodel.architectures import Architecture, load_model
 from specmodel.costs import Layout, Operator
-from specmodel.drafters import Drafter
+from specmodel.drafters import Drafter, checked_drafter
 from specmodel.errors import DomainError, real_array, unwrap, whole_array
-from specmodel.hardware import Device
+from specmodel.hardware import Device, load_device
 from specmodel.kernels import Kernels
 from specmodel.overheads import Engine, joined
 from specmodel.roofline import (
@@ -342,6 +342,7 @@ def round_parts(
     DomainError
         When an argument is out of range.
     """
+    device, target, drafter = load_device(device), load_model(target), checked_drafter(drafter)
     drafts = whole_array(k, "k", unit="token")
     checks = verify_runs(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
     runs = draft_runs(device, target, drafter, B=B, k=drafts, L=L, execution=execution)
@@ -413,7 +414,7 @@ def mean_width(drafter: Drafter, k: ArrayLike) -> Floats:
 
 def tokens_per_round(acceptance: Acceptance, drafter: Drafter, k: ArrayLike) -> Floats:
     """Return G; rounds in which the drafter finds nothing commit one token. [token]"""
-    return 1.0 + drafter.hit_rate * (acceptance.tokens(k) - 1.0)
+    return 1.0 + drafter.hit_rate * (as_acceptance(acceptance).tokens(k) - 1.0)
 
 
 def speedup(

@@ -43,6 +43,10 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
     """
     if isinstance(model, Architecture):
         return model
+    if not isinstance(model, str | os.PathLike):
+        raise ArchitectureError(
+            f"model must be a name, a file or an Architecture; got {brief(model)}"
+        )
     text = os.fspath(model)
     path = Path(text)
     if text.endswith((".yaml", ".yml")):
