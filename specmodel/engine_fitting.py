@@ -34,34 +34,36 @@ _ENOUGH = 6  # rows, from which on their own disagreement is told
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observation:
-    """One measured row.
+    """One measured row, or the rows of one kind that `served` holds.
 
     Attributes
     ----------
     served : Served
     what : {"plain", "drafted", "speedup"}
-    value : float
-        Tokens per second of the batch, or S [-].
+        A speedup is one row's.
+    value : float or ndarray
+        Tokens per second of the batch [token/s], or S [-]; as many as `served` has rows.
     accepted : Accepted or None
-        How drafts were accepted; of a plain row None.
+        How drafts were accepted; None for plain rows.
     """
 
     served: Served
     what: Literal["plain", "drafted", "speedup"]
-    value: float
+    value: float | Floats
     accepted: Accepted | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < np.inf:
-            raise DomainError(f"a row's value must be above 0; got {self.value:g}")
+        values = np.atleast_1d(self.value)
+        if (bad := ~((values > 0) & (values < np.inf))).any():
+            raise DomainError(f"a row's value must be above 0; got {values[bad][0]:g}")
 
-    def predicted(self, engine: Engine) -> float:
-        """Return what the row would read under an engine."""
+    def predicted(self, engine: Engine) -> float | Floats:
+        """Return what the rows would read under an engine, in the unit of `value`."""
         if self.what == "speedup":
             if self.accepted is None:
                 raise DomainError("a speedup needs an acceptance")
             return self.served.speedup(engine, self.accepted)
-        return self.served.throughput(engine, self.accepted)
+        return self.served.rates(engine, self.accepted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +109,14 @@ def fit_engine(
         values = {n: getattr(base, n) * float(m) for n, m in zip(names, moved, strict=True)}
         return replace(base, **values)
 
-    measured = np.log([one.value for one in observations])
+    measured = np.log(np.hstack([one.value for one in observations]))
 
     def off(x: Floats) -> Floats:
         at = engine(x)
-        return np.log([one.predicted(at) for one in observations]) - measured
+        return np.asarray(np.log(np.hstack([one.predicted(at) for one in observations])) - measured)
 
     x, row = np.zeros(spread.size), ROW_SPREAD
-    for _ in range(2 if len(observations) >= _ENOUGH else 1):
+    for _ in range(2 if measured.size >= _ENOUGH else 1):
 
         def residuals(y: Floats, scale: float = row) -> Floats:
             return np.concatenate([off(y) / scale, y])

@@ -18,13 +18,13 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
 from specmodel.acceptance import alpha_for_tokens, expected_tokens
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter, NGram
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, real_array, unwrap, whole_array
 from specmodel.hardware import Device
 from specmodel.overheads import Engine
 from specmodel.roofline import Execution, pass_time
@@ -126,8 +126,45 @@ class Requests:
         if not lookup:
             alpha = np.asarray(alpha_for_tokens(np.minimum(G, k + 1.0), k))
             return Accepted(hit=np.ones_like(G), tokens=expected_tokens(_moved(alpha, scale), k))
-        found = np.minimum(1.0 + (G - 1.0) / np.maximum(self.hit, 1e-9), k + 1.0)
-        return Accepted(hit=_moved(self.hit, scale), tokens=found)
+        return Accepted(hit=_moved(self.hit, scale), tokens=self._found(G, k))
+
+    def _found(self, G: Floats, k: ArrayLike) -> Floats:
+        """Return tokens of a round in which a lookup finds something; G is of every round."""
+        most = np.asarray(k, dtype=np.float64) + 1.0
+        return np.asarray(np.minimum(1.0 + (G - 1.0) / np.maximum(self.hit, 1e-9), most))
+
+    def accepted_alike(self, G: ArrayLike, k: ArrayLike, *, lookup: bool) -> Accepted:
+        """Return how drafts are accepted where a round of every kind commits G tokens.
+
+        Parameters
+        ----------
+        G : array_like
+            Tokens per round, the bonus token included. [token], 1 to k + 1.
+        k : array_like of int
+            Drafts. [token], >= 1. Broadcasts with `G`; kinds come last in the result.
+        lookup : bool
+            Whether drafts come from an n-gram lookup: G decides in how many rounds it finds
+            something and, beyond what that can give, how many tokens such a round commits.
+
+        Raises
+        ------
+        DomainError
+            When an argument is out of range.
+        """
+        drafts = whole_array(k, "k", low=1, unit="token")[..., None]
+        wanted = real_array(G, "acceptance length", low=1, unit="token")[..., None]
+        wanted, most = np.broadcast_arrays(wanted, drafts + 1.0)
+        if (over := wanted > most).any():
+            raise DomainError(
+                f"acceptance length must be in [1, {most[over][0]:g}] token at "
+                f"k = {most[over][0] - 1:g}; got {wanted[over][0]:g}"
+            )
+        if not lookup:
+            return Accepted(hit=np.ones_like(wanted), tokens=wanted)
+        table = [np.interp(drafts[..., 0], self.k, row) for row in self.lookup]
+        usual = self._found(np.stack(table, axis=-1), drafts)
+        hit = np.minimum((wanted - 1.0) / np.maximum(usual - 1.0, 1e-9), 1.0)
+        return Accepted(hit=hit, tokens=np.where(hit < 1.0, usual, wanted))
 
     def accepted_to(self, G: float, k: int, *, lookup: bool) -> Accepted:
         """Return how drafts are accepted where tokens over rounds of all requests are G.
@@ -188,6 +225,8 @@ class Accepted:
 class Served:
     """Requests served plainly and with speculation; what is left to say is engine and acceptance.
 
+    At one batch and k, or at several: those are rows, before the kinds of requests.
+
     Attributes
     ----------
     requests : Requests
@@ -205,7 +244,7 @@ class Served:
 
     @property
     def k(self) -> int:
-        """Drafts. [token]"""
+        """Drafts, where it is served with one number of them. [token]"""
         return int(self.parts.k)
 
     def accepted(self, scale: float = 0.0) -> Accepted:
@@ -216,39 +255,47 @@ class Served:
         """Return acceptance scaled to G tokens per round."""
         return self.requests.accepted_to(G, self.k, lookup=self._lookup)
 
+    def accepted_alike(self, G: ArrayLike) -> Accepted:
+        """Return acceptance of which every kind of request commits G tokens per round; by row."""
+        return self.requests.accepted_alike(G, _by_row(self.parts.k), lookup=self._lookup)
+
     def seconds(self, engine: Engine | None, accepted: Accepted) -> tuple[Floats, Floats]:
         """Return time of a batch of each kind, plainly and with speculation. [s]
 
         Where only decoding counts, time of one token of each sequence.
         """
-        kernels = 1.0 if engine is None else engine.kernels
         times = self.parts.times(engine)
         each, found = times.T_p + times.T_h, times.T_v + times.T_o
         cost = accepted.hit * found + (1.0 - accepted.hit) * each + times.T_d
-        many = np.isfinite(self.requests.output)
-        n = np.where(many, self.requests.output - 1.0, 1.0)
-        before, before_draft = kernels * self.prefill, kernels * self.prefill_draft
+        before, before_draft = self._prefills(engine)
+        n = self._steps()
         return (
             np.asarray(before + n * each),
             np.asarray(before + before_draft + n * cost / accepted.G),
         )
+
+    def _steps(self) -> Floats:
+        """Return tokens after the first of each kind; 1 where only decoding counts."""
+        many = np.isfinite(self.requests.output)
+        return np.where(many, self.requests.output - 1.0, 1.0)
+
+    def _prefills(self, engine: Engine | None) -> tuple[Floats, Floats]:
+        kernels = 1.0 if engine is None else engine.kernels
+        return kernels * self.prefill, kernels * self.prefill_draft
 
     def shares(self, engine: Engine | None, accepted: Accepted | None) -> dict[str, float]:
         """Return the shares of drafting, of verifying (or plain steps) with prefill, and the rest.
 
         Over all requests, each in a batch of its like; plainly without an acceptance.
         """
-        kernels = 1.0 if engine is None else engine.kernels
-        times = self.parts.times(engine)
-        many = np.isfinite(self.requests.output)
-        n = np.where(many, self.requests.output - 1.0, 1.0)
-        prefill = kernels * self.prefill
+        times, n = self.parts.times(engine), self._steps()
+        prefill, prefill_draft = self._prefills(engine)
         if accepted is None:
             each = {"draft": 0.0 * n, "verify": prefill + n * times.T_p, "rest": n * times.T_h}
         else:
             h, n = accepted.hit, n / accepted.G
             each = {
-                "draft": kernels * self.prefill_draft + n * times.T_d,
+                "draft": prefill_draft + n * times.T_d,
                 "verify": prefill + n * (h * times.T_v + (1.0 - h) * times.T_p),
                 "rest": n * (h * times.T_o + (1.0 - h) * times.T_h),
             }
@@ -262,12 +309,23 @@ class Served:
 
     def throughput(self, engine: Engine | None, accepted: Accepted | None = None) -> float:
         """Return tokens per second of the batch, plainly or with an acceptance. [token/s]"""
-        law = self.accepted() if accepted is None else accepted
-        taken = self.seconds(engine, law)[accepted is not None]
-        batch = float(self.parts.B)
+        return float(self.rates(engine, accepted))
+
+    def rates(self, engine: Engine | None, accepted: Accepted | None = None) -> Floats:
+        """Return tokens per second of each row's batch, plainly or with an acceptance. [token/s]"""
+        if accepted is None:
+            times = self.parts.times(engine)
+            seconds = self._prefills(engine)[0] + self._steps() * (times.T_p + times.T_h)
+        else:
+            seconds = self.seconds(engine, accepted)[1]
         made = np.where(np.isfinite(self.requests.output), self.requests.output, 1.0)
         weight = self.requests.weight
-        return batch * float(weight @ made) / float(weight @ taken)
+        return unwrap(_by_row(self.parts.B) * (made @ weight) / (seconds @ weight))
+
+
+def _by_row(values: Floats) -> Floats:
+    """Return what `served` was given, without the axis of the kinds."""
+    return values[..., 0] if values.ndim else values
 
 
 def served(
@@ -276,8 +334,8 @@ def served(
     drafter: Drafter,
     requests: Requests,
     *,
-    B: float,
-    k: int,
+    B: ArrayLike,
+    k: ArrayLike,
     execution: Execution,
 ) -> Served:
     """Return requests served in batches of B, with k drafts and without.
@@ -285,10 +343,10 @@ def served(
     Parameters
     ----------
     device, target, drafter, requests
-    B : float
-        Concurrent requests. [-]
-    k : int
-        [token]
+    B : array_like
+        Concurrent requests. [-] One number, or one for each row.
+    k : array_like of int
+        Drafts. [token], >= 1. One number where `B` is one, or as many as it has.
     execution : Execution
 
     Raises
@@ -296,7 +354,11 @@ def served(
     DomainError
         When an argument is out of range.
     """
-    whole_array(k, "k", low=1, unit="token")
+    batch, drafts = np.broadcast_arrays(
+        real_array(B, "batch", low=0), whole_array(k, "k", low=1, unit="token")
+    )
+    if drafts.ndim:  # kinds of requests come last
+        batch, drafts = batch[:, None], drafts[:, None]
     lookup = isinstance(drafter, NGram)
     if isinstance(drafter, NGram):  # priced for rounds that find something; others are plain steps
         drafter = replace(drafter, hit=1.0)
@@ -307,7 +369,7 @@ def served(
         if not np.isfinite(requests.output).all():
             return np.zeros_like(P)
         return np.asarray(
-            pass_time(where, model, B=B, W=P, L=P / 2, head_rows=1.0, execution=how).T
+            pass_time(where, model, B=batch, W=P, L=P / 2, head_rows=1.0, execution=how).T
         )
 
     draft = drafter.cache(target)
@@ -316,7 +378,7 @@ def served(
     return Served(
         requests=requests,
         parts=round_parts(
-            device, target, drafter, B=B, k=k, L=requests.context, execution=execution
+            device, target, drafter, B=batch, k=drafts, L=requests.context, execution=execution
         ),
         prefill=prefill(device, target, execution),
         prefill_draft=nothing
