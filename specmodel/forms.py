@@ -41,7 +41,7 @@ Values = Mapping[str, float]
 _SHARP = 3.0  # memory and compute inside one kernel
 _HALF_RAMP = 0.5  # of the L2 cache: half the ramp
 _PADDED = 6.0  # a short context rounds up to a tile
-_OWN_KERNEL = 8 * 2**20  # all-reduce kernels of vLLM and SGLang take vectors below it [B]
+OWN_KERNEL = 8 * 2**20  # all-reduce kernels of vLLM and SGLang take vectors below it [B]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,17 @@ def _gemm_sizes(features: Features) -> tuple[Floats, Floats, Floats, Floats, Flo
     return m, n, k, copies, moved
 
 
+def tiles(features: Features, rates: Rates, v: Values) -> tuple[Floats, Floats, Floats]:
+    """Return a matrix product's rows in a tile, its tiles, and the waves they run in."""
+    m, n, _, copies, _ = _gemm_sizes(features)
+    if rates.multiprocessors is None:
+        raise FitError("tiles need the device's number of multiprocessors")
+    rows = np.exp2(np.ceil(np.log2(np.maximum(m, 1.0))))
+    rows = np.clip(rows, v["tile_m_min"], v["tile_m_max"])
+    count = copies * np.ceil(m / rows) * np.ceil(n / v["tile_n"])
+    return rows, count, count / rates.multiprocessors
+
+
 def _tiled(features: Features, rates: Rates, v: Values) -> Floats:
     r"""Return the time of the tiles, memory and arithmetic overlapping. [s]
 
@@ -167,13 +178,9 @@ def _tiled(features: Features, rates: Rates, v: Values) -> Floats:
         x = \lceil M/b_M \rceil \lceil N/b_N \rceil / SM, \quad
         path = \frac{2 K b_M b_N SM}{\eta_f F}\, x \left(\frac{\lceil x \rceil}{x}\right)^s
     """
-    m, n, k, copies, moved = _gemm_sizes(features)
-    if rates.multiprocessors is None:
-        raise FitError("tiles need the device's number of multiprocessors")
-    units = rates.multiprocessors
-    rows = np.exp2(np.ceil(np.log2(np.maximum(m, 1.0))))
-    rows = np.clip(rows, v["tile_m_min"], v["tile_m_max"])
-    waves = copies * np.ceil(m / rows) * np.ceil(n / v["tile_n"]) / units
+    _, _, k, _, moved = _gemm_sizes(features)
+    rows, _, waves = tiles(features, rates, v)
+    units = rates.multiprocessors or 0
     full = np.ceil(waves) / np.where(waves > 0, waves, 1.0)
     path = 2.0 * k * rows * v["tile_n"] * units / (v["eta_f"] * rates.flops) * waves
     return p_norm(moved / (v["eta_m"] * rates.bandwidth), path * full ** v["s"], _SHARP)
@@ -545,7 +552,7 @@ def _all_reduce(features: Features, rates: Rates, v: Values) -> Floats:
     rate = v["eta_m"] * rates.link
     one_shot = (n - 1.0) * size / (v["q"] * rate)
     two_shot = v["t1"] + 2.0 * size * (n - 1.0) / n / rate
-    large = v["t2"] * (size >= _OWN_KERNEL)
+    large = v["t2"] * (size >= OWN_KERNEL)
     return v["t0"] + v["a"] * (n - 2.0) + np.minimum(one_shot, two_shot) + large
 
 

@@ -30,7 +30,10 @@ class Memory:
         KV cache of one sequence at its longest, candidate positions included; a recurrent
         state is kept for each of them. [B]
     capacity : float
-        [B]
+        Of the target's device. [B]
+    draft_capacity : float or None
+        Of the drafter's own device, which then holds `draft_weights` and `draft_kv`; None where
+        target and drafter share a device. [B]
     replicas : int
         Among which the sequences of a batch are split.
     """
@@ -40,24 +43,58 @@ class Memory:
     target_kv: Floats
     draft_kv: Floats
     capacity: float
+    draft_capacity: float | None = None
     replicas: int = 1
 
     def total(self, batch: ArrayLike) -> Floats:
-        """Return the bytes in use at a batch, on the device with most sequences. [B]"""
-        own = np.ceil(np.asarray(batch, dtype=np.float64) / self.replicas)
-        weights = self.target_weights + self.draft_weights
-        return unwrap(weights + own * (self.target_kv + self.draft_kv))
+        """Return the bytes in use at a batch, on the target's device with most sequences. [B]"""
+        weights, kv = self._beside_the_target()
+        return unwrap(weights + self._sequences(batch) * kv)
+
+    def draft_total(self, batch: ArrayLike) -> Floats:
+        """Return the bytes in use on the drafter's own device; 0 where it has none. [B]"""
+        if self.draft_capacity is None:
+            return np.zeros_like(self.total(batch))
+        return unwrap(self.draft_weights + self._sequences(batch) * self.draft_kv)
 
     @property
     def max_batch(self) -> NDArray[np.int_]:
-        """Largest batch that fits; 0 where no sequence does."""
-        free = self.capacity - self.target_weights - self.draft_weights
-        own = np.floor(np.maximum(free, 0.0) / (self.target_kv + self.draft_kv))
+        """Largest batch that fits on every device; 0 where no sequence does."""
+        weights, kv = self._beside_the_target()
+        own = _most(self.capacity, weights, kv)
+        if self.draft_capacity is not None:
+            own = np.minimum(own, _most(self.draft_capacity, self.draft_weights, self.draft_kv))
         return np.asarray(own * self.replicas).astype(int)
 
-    def fits(self, batch: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether a batch fits."""
+    def target_fits(self, batch: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether a batch fits on the target's device."""
         return np.asarray(self.total(batch) <= self.capacity)
+
+    def draft_fits(self, batch: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether a batch fits on the drafter's own device; True where it has none."""
+        room = np.inf if self.draft_capacity is None else self.draft_capacity
+        return np.asarray(self.draft_total(batch) <= room)
+
+    def fits(self, batch: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether a batch fits on every device."""
+        return self.target_fits(batch) & self.draft_fits(batch)
+
+    def _sequences(self, batch: ArrayLike) -> Floats:
+        return np.ceil(np.asarray(batch, dtype=np.float64) / self.replicas)
+
+    def _beside_the_target(self) -> tuple[Floats, Floats]:
+        """Return the weights on the target's device, and the KV of a sequence there. [B]"""
+        if self.draft_capacity is not None:
+            return self.target_weights, self.target_kv
+        return self.target_weights + self.draft_weights, self.target_kv + self.draft_kv
+
+
+def _most(capacity: float, weights: Floats, kv: Floats) -> Floats:
+    """Return the sequences that fit beside some weights; infinite where they take no memory."""
+    free = capacity - weights
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sequences = np.floor(np.maximum(free, 0.0) / kv)
+    return np.where(free < 0, 0.0, np.where(kv > 0, sequences, np.inf))
 
 
 def memory(
@@ -70,7 +107,7 @@ def memory(
     layout: Layout | None = None,
     offload: float = 0.0,
 ) -> Memory:
-    """Return what a deployment takes on its fullest device.
+    """Return what a deployment takes on its fullest device, and on the drafter's own.
 
     Nothing is set aside for activations, graphs or the allocator; a serving engine keeps
     some of the capacity for those. In a pipeline the first stages have a layer more where
@@ -87,8 +124,8 @@ def memory(
     L : array_like
         Context. [token]
     layout : Layout, optional
-        Division over devices, of the target, and of the drafter unless it has its own tp. One
-        device by default.
+        Division over devices, of the target, and of the drafter unless it has its own tp or its
+        own device (tp 1 there unless it says so). One device by default.
     offload : float
         Share of the target's weights that stay in host memory. [-]
 
@@ -104,17 +141,7 @@ def memory(
     longest = context + candidates
     stages = _stages(layout.shard(target), layout.pp)
     target_kv = [one.kv_bytes(longest) + candidates * one.state_bytes for one in stages]
-    draft_weights = draft_kv = np.asarray(0.0)
-    if drafter is not None and drafter.device is None:
-        own = replace(layout, tp=drafter.tp or layout.tp, pp=1)  # on the last stage, whole
-        held = drafter.weights(target)
-        if held is not None:
-            share = own.where_spread(held).shard(held).weight_bytes
-            draft_weights = np.asarray(drafter.copies(drafts) * share)
-        cached = drafter.cache(target)
-        if cached is not None:
-            kept = own.where_spread(cached).shard(cached)
-            draft_kv = np.asarray(kept.kv_bytes(longest) + candidates * kept.state_bytes)
+    draft_weights, draft_kv = _drafting(drafter, target, drafts, longest, layout)
     weights = max(_weights(one, i, len(stages)) for i, one in enumerate(stages))
     return Memory(
         target_weights=np.asarray((1 - offload) * weights),
@@ -122,8 +149,31 @@ def memory(
         target_kv=np.asarray(np.max(np.broadcast_arrays(*target_kv), axis=0)),
         draft_kv=draft_kv,
         capacity=device.memory_capacity,
+        draft_capacity=drafter.device.memory_capacity if drafter and drafter.device else None,
         replicas=layout.dp,
     )
+
+
+def _drafting(
+    drafter: Drafter | None, target: Architecture, drafts: Floats, longest: Floats, layout: Layout
+) -> tuple[Floats, Floats]:
+    """Return a drafter's weights and the KV of one sequence, on a device that holds it. [B]"""
+    weights = kv = np.asarray(0.0)
+    if drafter is None:
+        return weights, kv
+    held, cached = drafter.weights(target), drafter.cache(target)
+    if drafter.device is not None and held is None:  # what it shares with the target is not there
+        held = next((one.architecture for one in drafter.passes(target, 1)), None)
+        cached = cached or held
+    degree = drafter.tp or (layout.tp if drafter.device is None else 1)
+    own = replace(layout, tp=degree, pp=1)  # on the last stage, whole
+    if held is not None:
+        share = own.where_spread(held).shard(held).weight_bytes
+        weights = np.asarray(drafter.copies(drafts) * share)
+    if cached is not None:
+        kept = own.where_spread(cached).shard(cached)
+        kv = np.asarray(kept.kv_bytes(longest) + drafter.rows(drafts) * kept.state_bytes)
+    return weights, kv
 
 
 def _stages(share: Architecture, pp: int) -> list[Architecture]:
@@ -163,7 +213,8 @@ def devices_needed(
     """Return the devices of the smallest tensor-parallel degree at which the deployment fits.
 
     The rest of the layout stays as it is. Only degrees that divide the heads and widths of
-    target and drafter count; None when none of them fits.
+    target and drafter count; None when none of them fits. The drafter's own device is not among
+    them: None too where the batch does not fit there, as no more of the target's would help.
     """
     layout = layout or Layout()
     for tp in range(1, _most_heads(target) + 1):
@@ -172,6 +223,8 @@ def devices_needed(
             need = memory(device, target, drafter, k=k, L=L, layout=wanted, offload=offload)
         except DomainError:  # it does not divide
             continue
+        if not need.draft_fits(batch):
+            return None
         if need.fits(batch):
             return wanted.devices
     return None

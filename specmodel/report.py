@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -33,7 +34,7 @@ from specmodel.speculation import (
     tokens_per_round,
     verify_runs,
 )
-from specmodel.uncertainty import INTERVALS, beyond_measured, intervals
+from specmodel.uncertainty import INTERVALS, beyond_measured, intervals, ratio_errors
 from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
 CLOSE = 0.05
@@ -107,7 +108,7 @@ class Setup:
             return None
         return sum(n * (device.board_power or 0.0) for device, n, _ in used) / tokens_per_second
 
-    def round(self, batch: int, context: int, k: int) -> RoundTime:
+    def round(self, batch: ArrayLike, context: int, k: ArrayLike) -> RoundTime:
         """Return the times of a round of k drafts."""
         return round_time(
             self.device,
@@ -139,7 +140,14 @@ class Setup:
         )
 
     def schedule(self, context: int, max_batch: int, *, in_memory: bool) -> tuple[Interval, ...]:
-        """Return the best k by batch (or the k asked for against off), within memory or not."""
+        """Return the best k by batch (or the k asked for against off), within memory or not.
+
+        Gaps and islands that the errors of what was measured cannot tell from the k beside them
+        are joined to it. Where nothing was measured there are no such errors, and no steps of
+        fitted passes either: what gaps there are come from the costs, and stay.
+        """
+        k = np.arange(self.k_max + 1) if self.k is None else np.array([0, self.k])
+        limits = dict(zip(k.tolist(), self.max_batches(k, context).tolist(), strict=True))
         return schedule(
             self.device,
             self.target,
@@ -149,20 +157,34 @@ class Setup:
             max_batch=max_batch,
             k_max=self.k_max,
             k=self.k,
-            fits=(lambda k: self.max_batch(k, context)) if in_memory else None,
+            fits=limits.__getitem__ if in_memory else None,
             execution=self.execution,
             T_h=self.T_h,
             T_o=self.T_o,
             keep=KEEP if self.calibrated else 0.0,
+            errors=partial(self._ratio_errors, context) if self.calibrated else None,
+        )
+
+    def _ratio_errors(self, context: int, batch: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
+        return ratio_errors(
+            self.device,
+            self.target,
+            self.drafter,
+            B=batch,
+            k=k,
+            L=context,
+            T_h=self.T_h,
+            T_o=self.T_o,
+            execution=self.execution,
         )
 
     def tokens(self, k: int) -> float:
         """Return G at k drafts."""
         return float(tokens_per_round(self.acceptance, self.drafter, k))
 
-    def memory(self, k: int, context: int) -> Memory:
-        """Return what a deployment with k drafts takes; k = 0 is without the drafter."""
-        drafter = self.drafter if k else None
+    def memory(self, k: ArrayLike, context: int) -> Memory:
+        """Return what a deployment with k drafts takes; without the drafter where all k are 0."""
+        drafter = self.drafter if np.any(np.asarray(k) > 0) else None
         return memory(
             self.device,
             self.target,
@@ -176,6 +198,10 @@ class Setup:
     def max_batch(self, k: int, context: int) -> int:
         """Return the largest batch that fits with k drafts."""
         return int(self.memory(k, context).max_batch)
+
+    def max_batches(self, k: NDArray[np.int_], context: int) -> NDArray[np.int_]:
+        """Return the largest batch that fits with each of some k."""
+        return np.where(k > 0, self.memory(k, context).max_batch, self.max_batch(0, context))
 
     def devices_needed(self, batch: int, context: int, k: int) -> int | None:
         """Return how many devices a deployment with k drafts takes."""
@@ -486,11 +512,8 @@ def _answer(setup: Setup, context: int) -> Answer:
     return Answer(
         context=context,
         schedule=runs,
-        plain=_largest(setup, context, 0),
-        with_drafter=max(
-            (_largest(setup, context, k) for k in _candidates(setup)),
-            key=lambda largest: largest.tokens_per_second,
-        ),
+        plain=_largest(setup, context, np.array([0])),
+        with_drafter=_largest(setup, context, _candidates(setup)),
         devices_needed=setup.devices_needed(1, context, 0),
         kv_passes_weights=_finite(
             context_where_kv_passes_weights(
@@ -502,21 +525,25 @@ def _answer(setup: Setup, context: int) -> Answer:
     )
 
 
-def _candidates(setup: Setup) -> range | tuple[int, ...]:
-    return range(1, setup.k_max + 1) if setup.k is None and setup.k_max else (setup.k or 0,)
+def _candidates(setup: Setup) -> NDArray[np.int_]:
+    if setup.k is None and setup.k_max:
+        return np.arange(1, setup.k_max + 1)
+    return np.array([setup.k or 0])
 
 
-def _largest(setup: Setup, context: int, k: int) -> Largest:
-    """Return the largest batch that fits with k drafts, and its throughput."""
-    fits = setup.max_batch(k, context)
-    if not fits:
-        return Largest(batch=0, k=k, tokens_per_second=0.0)
-    times = setup.round(fits, context, k)
+def _largest(setup: Setup, context: int, k: NDArray[np.int_]) -> Largest:
+    """Return the largest batch that fits with the k of highest throughput there."""
+    most = setup.max_batches(k, context)
+    if not most.any():
+        return Largest(batch=0, k=int(k[0]), tokens_per_second=0.0)
+    k, most = k[most > 0], most[most > 0]
+    times = setup.round(most, context, k)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExtrapolationWarning)  # of candidates that are not chosen
-        speed = setup.tokens(k) / float(times.cost)
-    rate = fits * speed / float(times.T_p + times.T_h)
-    return Largest(batch=fits, k=k, tokens_per_second=rate)
+        speed = tokens_per_round(setup.acceptance, setup.drafter, k) / times.cost
+    rates = most * speed / (times.T_p + times.T_h)
+    best = int(np.argmax(rates))
+    return Largest(batch=int(most[best]), k=int(k[best]), tokens_per_second=float(rates[best]))
 
 
 def _finite(value: float) -> float | None:

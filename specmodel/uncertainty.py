@@ -247,6 +247,67 @@ def intervals(
     return {name: interval(value, off) for name, (value, off) in found.items()}
 
 
+def ratio_errors(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    *,
+    B: ArrayLike,
+    k: ArrayLike,
+    L: float,
+    T_h: float = 0.0,
+    T_o: float = 0.0,
+    execution: Execution,
+) -> Floats:
+    """Return how sure the ratio of the speedups of two k is, for every pair of some k.
+
+    What two rounds share cancels: fitted parameters, and what a kernel departs from its form by
+    at any number of rows. k = 0 is a plain step.
+
+    Parameters
+    ----------
+    device, target, drafter
+    B, k : array_like
+        Sequences [-] and drafts [token], one-dimensional.
+    L, T_h, T_o : float
+        Context [token]; what a plain step and a round cost besides their passes [s].
+    execution : Execution
+
+    Returns
+    -------
+    ndarray
+        Standard deviation of log(S of one k / S of another), by B, k and the other k. [-]
+    """
+    drafts = np.atleast_1d(np.asarray(k))
+    where = {"B": np.atleast_1d(B)[:, None], "k": drafts, "L": L, "execution": execution}
+    times = round_time(device, target, drafter, T_h=T_h, T_o=T_o, **where)  # type: ignore[arg-type]
+    verify = spread(verify_runs(device, target, drafter, **where))  # type: ignore[arg-type]
+    draft = spread(draft_runs(device, target, drafter, **where))  # type: ignore[arg-type]
+    per_round = 1 / (times.T_d + times.T_v + times.T_o)
+    seen = times.T_d / np.where(draft.T > 0, draft.T, 1.0) if drafter.overlapped else 1.0
+    shape = (np.size(B), drafts.size)
+    terms = []
+    for axis, sign in ((2, -1.0), (1, 1.0)):  # (B, k) against (B, other k)
+        for weight, part in ((per_round, verify), (per_round * seen, draft)):
+            weights = np.expand_dims(np.broadcast_to(sign * weight, shape), axis)
+            terms.append((weights, _spread_along(part, shape, axis)))
+    return log_error(terms)
+
+
+def _spread_along(part: Spread, shape: tuple[int, int], axis: int) -> Spread:
+    """Return a spread over (B, k) with an axis more, to broadcast against another."""
+
+    def along(values: Floats, *beside: int) -> Floats:
+        return np.expand_dims(np.broadcast_to(values, (*shape, *beside)), axis)
+
+    return replace(
+        part,
+        T=along(part.T),
+        gradients={key: along(each, each.shape[-1]) for key, each in part.gradients.items()},
+        departures={key: along(each) for key, each in part.departures.items()},
+    )
+
+
 def interval(value: ArrayLike, off: ArrayLike) -> tuple[Floats, Floats]:
     """Return the bounds of a value whose logarithm has a standard deviation of `off`."""
     factor = np.exp(NORMAL_90 * np.asarray(off))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -24,8 +24,10 @@ from specmodel.errors import (
 from specmodel.hardware import Device
 from specmodel.roofline import Execution, ExecutionOptions
 from specmodel.speculation import context_from_which, round_time, tokens_per_round
+from specmodel.uncertainty import NORMAL_90
 
 Floats = NDArray[np.float64]
+RatioErrors = Callable[[ArrayLike, ArrayLike], Floats]
 
 
 class Best(NamedTuple):
@@ -265,6 +267,7 @@ def schedule(
     T_h: float = 0.0,
     T_o: float = 0.0,
     keep: float = 0.0,
+    errors: RatioErrors | None = None,
     execution: Execution | None = None,
     **options: Unpack[ExecutionOptions],
 ) -> tuple[Interval, ...]:
@@ -289,6 +292,11 @@ def schedule(
     keep : float
         The k of the batch before is kept while its S is within this share of the best: steps of
         a fitted pass that are smaller than its errors do not change the answer to and fro. [-]
+    errors : callable, optional
+        From batches and draft lengths to the standard deviation of the logarithm of the ratio of
+        two S, by batch, k and the other k (`specmodel.uncertainty.ratio_errors`). With it, gaps
+        and islands that it cannot tell from the k beside them are joined to it: runs of a k that
+        is below, or above, those of the runs on both sides. The first and the last run stay.
     execution : Execution, optional
         Or its fields as keywords.
 
@@ -319,27 +327,89 @@ def schedule(
         limit = np.array([fits(int(n)) if n else np.inf for n in drafts])
         S = np.where(batches[:, None] <= limit, S, 0.0)
     real_array(keep, "keep", low=0, high=1)
-    best = _kept(S, best_of(S, drafts).k, drafts, keep) if keep else best_of(S, drafts).k
-    edges = np.flatnonzero(np.diff(best)) + 1
+    best = np.searchsorted(drafts, best_of(S, drafts).k)
+    best = _kept(S, best, keep) if keep else best
+    best = drafts[_joined(S, best, drafts, errors) if errors is not None else best]
     warn_beyond(acceptance, int(best.max()))
-    starts, ends = [0, *edges.tolist()], [*edges.tolist(), batches.size]
     return tuple(
         Interval(first=int(batches[a]), last=int(batches[b - 1]), k=int(best[a]))
-        for a, b in zip(starts, ends, strict=True)
+        for a, b in _runs(best)
     )
 
 
-def _kept(
-    S: Floats, best: NDArray[np.int_], drafts: NDArray[np.int_], keep: float
-) -> NDArray[np.int_]:
-    """Return the best k by row of S, changed only where it gains more than a share of S."""
-    column = np.searchsorted(drafts, best)
-    kept = column.copy()
+def _runs(values: NDArray[np.int_]) -> list[tuple[int, int]]:
+    """Return the start and the end, exclusive, of each run of equal values."""
+    edges = (np.flatnonzero(np.diff(values)) + 1).tolist()
+    return list(zip([0, *edges], [*edges, len(values)], strict=True))
+
+
+def _kept(S: Floats, best: NDArray[np.int_], keep: float) -> NDArray[np.int_]:
+    """Return the best column by row of S, changed only where it gains more than a share of S."""
+    kept = best.copy()
     for row in range(1, len(kept)):
-        before, now = kept[row - 1], column[row]
+        before, now = kept[row - 1], best[row]
         if S[row, before] >= (1 - keep) * S[row, now]:
             kept[row] = before
-    return np.asarray(drafts[kept])
+    return kept
+
+
+def _joined(
+    S: Floats, best: NDArray[np.int_], drafts: NDArray[np.int_], errors: RatioErrors
+) -> NDArray[np.int_]:
+    """Return the columns by row of S without the gaps and islands that errors cannot tell apart.
+
+    The run that gives up least by it is joined first: few batches, or a small gain. A short
+    island of on goes with the off around it as a short gap of off with the on around it, so that
+    the last edge leans neither way.
+    """
+    runs = [(start, end, int(best[start])) for start, end in _runs(best)]
+    if not any(_stands_out(runs, i) for i in range(len(runs))):
+        return best
+    with np.errstate(divide="ignore"):
+        log_S = np.log(S)  # what does not fit has S = 0
+    columns = sorted({column for _, _, column in runs})
+    rows = [
+        start + int(np.argmax(log_S[start:end, column] - log_S[start:end, columns].min(axis=1)))
+        for start, end, column in runs
+    ]
+    sure = NORMAL_90 * errors(np.asarray(rows) + 1, drafts[columns])
+    at = np.searchsorted(rows, np.arange(len(S))).clip(max=len(rows) - 1)  # the next one looked at
+    order = {column: i for i, column in enumerate(columns)}
+    known: dict[tuple[int, int, int], float] = {}
+
+    def given_up(start: int, end: int, other: int) -> float:
+        """Return the sum of log S that a k gives up; infinite where errors can tell it apart."""
+        key = (start, end, other)
+        if key not in known:
+            own = best[start:end]
+            loss = log_S[np.arange(start, end), own] - log_S[start:end, other]
+            clear = loss > sure[at[start:end], np.searchsorted(columns, own), order[other]]
+            known[key] = np.inf if clear.any() else float(loss.sum())
+        return known[key]
+
+    while True:
+        choices = [
+            (given_up(*runs[i][:2], other), i, other)
+            for i in range(len(runs))
+            if _stands_out(runs, i)
+            for other in (runs[i - 1][2], runs[i + 1][2])
+        ]
+        loss, i, other = min(choices, default=(np.inf, 0, 0))
+        if not np.isfinite(loss):
+            return np.repeat([c for *_, c in runs], [end - start for start, end, _ in runs])
+        runs[i] = (*runs[i][:2], other)
+        runs = [
+            (same[0][0], same[-1][1], column)
+            for column, same in ((c, list(g)) for c, g in groupby(runs, key=lambda run: run[2]))
+        ]
+
+
+def _stands_out(runs: Sequence[tuple[int, int, int]], i: int) -> bool:
+    """Return whether a run's k is below those of the runs on both sides of it, or above them."""
+    if not 0 < i < len(runs) - 1:
+        return False
+    before, own, after = (runs[j][2] for j in (i - 1, i, i + 1))
+    return (own - before) * (own - after) > 0
 
 
 class Policy(NamedTuple):

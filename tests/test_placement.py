@@ -11,7 +11,7 @@ import pytest
 import specmodel as sm
 from specmodel.cli import main
 from specmodel.hardware import Link
-from specmodel.memory import memory
+from specmodel.memory import devices_needed, memory
 from specmodel.report import Setup
 from specmodel.speculation import context_where_kv_passes_weights, round_time
 
@@ -60,12 +60,47 @@ def test_a_drafter_on_its_own_device() -> None:
     alone = round_time(L40S, LLAMA, sm.DraftModel(SMALL), B=B, k=k, L=1000)
     ids = B * 4 * (k + 1 + k)  # W positions there, k drafts back
     assert float(there.T_d) == pytest.approx(float(alone.T_d) + 2 * 5e-6 + ids / 25e9, rel=1e-12)
-    assert memory(H100, LLAMA, away, k=k, L=1000).draft_weights == 0
     head = sm.Eagle3(device=L40S, link=link)
     features = head.message_bytes(LLAMA, 4)
     assert float(features) == 4 * 9 + 5 * 3 * 4096 * 2
     free = round_time(H100, LLAMA, away, B=B, k=[0, 1], L=1000)
     assert float(free.T_d[0]) == 0
+
+
+def test_the_drafters_own_device_holds_its_weights_and_cache() -> None:
+    link = Link(latency=5e-6, bandwidth=25e9)
+    there = sm.DraftModel(SMALL, device=L40S, link=link)
+    used = memory(H100, LLAMA, there, k=4, L=1000, layout=sm.Execution(tp=2, dp=2).layout)
+    plain = memory(H100, LLAMA, None, k=4, L=1000, layout=sm.Execution(tp=2, dp=2).layout)
+    assert used.draft_total(7) == SMALL.weight_bytes + 4 * float(SMALL.kv_bytes(1005))  # whole
+    assert used.total(7) == plain.target_weights + 4 * used.target_kv
+    assert used.draft_capacity == 48e9
+    assert used.fits(7)
+    halved = memory(H100, LLAMA, replace(there, tp=2), k=4, L=1000)
+    assert halved.draft_weights < 0.51 * SMALL.weight_bytes
+    # a drafter that shares the target's weights takes them along
+    layers = memory(H100, LLAMA, sm.SparseKV(device=L40S, link=link), k=4, L=1000)
+    assert layers.draft_weights == LLAMA.weight_bytes
+    ngram = memory(H100, LLAMA, sm.NGram(hit=1.0, device=L40S, link=link), k=4, L=1000)
+    assert ngram.draft_total(1000) == 0
+    assert ngram.max_batch == memory(H100, LLAMA, sm.NGram(hit=1.0), k=4, L=1000).max_batch
+
+
+def test_the_drafters_device_fills_before_the_targets() -> None:
+    """Llama-3.1-8B drafts on 48 GB for a 70B on eight times 80 GB: its KV ends the batch."""
+    away = sm.DraftModel(LLAMA, device=L40S, link=Link(latency=5e-6, bandwidth=25e9))
+    big = sm.load_model("llama-3.1-70b")
+    used = memory(H100, big, away, k=3, L=8192, layout=sm.Execution(tp=8).layout)
+    most = int(used.max_batch)
+    assert most == (48e9 - LLAMA.weight_bytes) // float(LLAMA.kv_bytes(8196))
+    assert used.fits(most)
+    assert used.target_fits(most + 1)
+    assert not used.draft_fits(most + 1)
+    assert devices_needed(H100, big, away, batch=most, k=3, L=8192) == 4
+    assert devices_needed(H100, big, away, batch=most + 1, k=3, L=8192) is None
+    r = sm.speculate(H100, big, away, sm.Geometric(0.7), B=[most, most + 1], k=[0, 3], L=8192, tp=8)
+    assert r.fits.values.tolist() == [[True, True], [True, False]]
+    assert r.max_batch.values.tolist()[1] == most
 
 
 def test_overlapped_drafting_hides_behind_verification() -> None:
