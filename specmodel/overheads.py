@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +25,7 @@ from specmodel.errors import (
     did_you_mean,
     real_array,
 )
+from specmodel.fields import Fields
 from specmodel.files import read_text
 from specmodel.hardware import profiles_folder
 from specmodel.yaml_text import parse_yaml, yaml_text
@@ -54,6 +54,7 @@ HOST = (
 _CAPS = ("captured_rows", "max_running", "max_running_speculating", "kv_reread")
 _FITTED = (*HOST, "kernels")
 _SCHEMA = 1
+_KEYS = ("schema", "name", "title", "spelled", "years", "serving", "caps", "sources", "fits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,10 @@ class Engine:
             real_array(getattr(self, name), name, low=0, unit="s")
         if not real_array(self.kernels, "kernels", low=0) > 0:
             raise DomainError("kernels must be above 0; got 0")
+        real_array(self.captured_rows, "captured_rows", low=0, finite=False)
+        for name in ("max_running", "max_running_speculating"):
+            real_array(getattr(self, name), name, low=1, finite=False)
+        real_array(self.kv_reread, "kv_reread", low=0, high=1)
 
     def plain(self, B: ArrayLike) -> Floats:
         """Return T_h at B running sequences. [s]"""
@@ -399,66 +404,65 @@ def _read(file: Path | Traversable) -> _Record:
         record = parse_yaml(read_text(file, fault=ProfileError))
     except ValueError as error:
         raise ProfileError(f"{where}: {error}") from None
-    if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
-        raise ProfileError(f"{where}: schema: must be {_SCHEMA}")
-    known = {"schema", "name", "title", "spelled", "years", "serving", "caps", "sources", "fits"}
-    for key in record:
-        if key not in known:
-            raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(str(key), known)}")
-    for key in ("name", "title"):
-        if not isinstance(record.get(key), str):
-            raise ProfileError(f"{where}: {key}: must be text")
-    sources, fits = record.get("sources"), record.get("fits")
-    if not isinstance(sources, dict) or not isinstance(fits, dict):
-        raise ProfileError(f"{where}: must have sources and fits")
-    studies = _studies(sources, f"{where}: sources")
+    keys = Fields(record, where, fault=ProfileError)
+    keys.refuse_unknown(_KEYS)
+    if keys.raw("schema") is True or keys.raw("schema") != _SCHEMA:
+        raise keys.error("schema", f"must be {_SCHEMA}; got {brief(keys.raw('schema'))}")
+    sources, fits = keys.mapping("sources"), keys.mapping("fits")
     by_url: dict[str, dict[str, float]] = {}
-    for study, fit in fits.items():
-        if study not in sources:
-            raise ProfileError(f"{where}: fits: {study!r} is not among the file's sources")
-        values = _numbers(fit, _FITTED, f"{where}: fits: {study}")
-        if values.get("kernels") == 0:
-            raise ProfileError(f"{where}: fits: {study}: kernels: must be above 0; got 0")
-        by_url[study_of(sources[study]["url"])] = values
-    years, spelled = record.get("years", [1990, 2100]), record.get("spelled", "(?!)")
+    for study in fits.values:
+        if study not in sources.values:
+            raise fits.error(study, "is not among the file's sources")
+        values = _numbers(fits.mapping(study), _FITTED)
+        by_url[study_of(sources.mapping(study).text("url"))] = values
+    spelled = keys.text("spelled", "(?!)")
+    try:
+        re.compile(spelled)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise keys.error("spelled", f"must be a regular expression: {error}") from None
+    years = keys.raw("years", [1990, 2100])
     if not (isinstance(years, list) and [type(year) for year in years] == [int, int]):
-        raise ProfileError(f"{where}: years: must be the first and the last; got {years!r}")
-    if not isinstance(spelled, str):
-        raise ProfileError(f"{where}: spelled: must be text; got {spelled!r}")
+        raise keys.error("years", f"must be the first and the last; got {brief(years)}")
     return _Record(
-        name=record["name"],
-        title=record["title"],
+        name=keys.text("name"),
+        title=keys.text("title"),
         spelled=spelled,
         years=(years[0], years[1]),
-        serving=bool(record.get("serving", False)),
-        caps=_numbers(record.get("caps", {}), _CAPS, f"{where}: caps"),
+        serving=keys.flag("serving", False),
+        caps=_numbers(keys.mapping("caps", {}), _CAPS),
         fits=by_url,
-        studies=studies,
+        studies=_studies(sources),
     )
 
 
-def _studies(sources: dict[str, Any], where: str) -> dict[str, str]:
+def _studies(sources: Fields) -> dict[str, str]:
     """Return the titles of a file's sources by their URL."""
     found: dict[str, str] = {}
-    for name, one in sources.items():
-        if not isinstance(one, dict):
-            raise ProfileError(f"{where}: {name}: must be a mapping; got {one!r}")
-        for key in ("title", "url"):
-            if not isinstance(one.get(key), str):
-                raise ProfileError(f"{where}: {name}: {key}: must be text; got {one.get(key)!r}")
-        if one["url"] in found:
-            raise ProfileError(f"{where}: {name}: url: is another source's as well")
-        found[one["url"]] = one["title"]
+    for name in sources.values:
+        source = sources.mapping(name)
+        if (url := source.text("url")) in found:
+            raise source.error("url", "is another source's as well")
+        found[url] = source.text("title")
     return found
 
 
-def _numbers(values: Any, known: tuple[str, ...], where: str) -> dict[str, float]:
-    if not isinstance(values, dict):
-        raise ProfileError(f"{where}: must be a mapping; got {values!r}")
-    for name, value in values.items():
-        if name not in known:
-            raise ProfileError(f"{where}: {name}: unknown key{did_you_mean(str(name), known)}")
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (ok and 0 <= value < 1e30):
-            raise ProfileError(f"{where}: {name}: must be a number from 0; got {value!r}")
-    return {name: float(value) for name, value in values.items()}
+_SLOWEST = 1.0  # [s]; no engine takes as long for one step's host work
+_LIMITS = {
+    **dict.fromkeys(HOST, (0.0, _SLOWEST, "s")),
+    "kernels": (0.01, 100.0, ""),
+    "captured_rows": (0.0, 1e9, ""),
+    "max_running": (1.0, 1e9, ""),
+    "max_running_speculating": (1.0, 1e9, ""),
+    "kv_reread": (0.0, 1.0, ""),
+}
+"""Lowest and highest of each value of a file, and its unit."""
+
+
+def _numbers(keys: Fields, known: tuple[str, ...]) -> dict[str, float]:
+    keys.refuse_unknown(known)
+    values = {}
+    for name in known:
+        if name in keys.values:
+            low, high, unit = _LIMITS[name]
+            values[name] = keys.number(name, low=low, high=high, unit=unit)
+    return values

@@ -415,7 +415,7 @@ def test_engines_that_are_none(run: Run, command: str, tmp_path: Path) -> None:
     for engine, message in (
         ("vllm-2o25", "unknown engine 'vllm-2o25'; did you mean 'vllm-2025'?"),
         ("absent.yaml", "absent.yaml: no such file"),
-        (str(bad), "bad.yaml: sources: a: url: must be text; got None"),
+        (str(bad), "bad.yaml: sources: a: url: missing"),
     ):
         status, out, err = run(command, "--gpu", "h100", "--engine", engine)
         assert (status, out) == (2, "")
