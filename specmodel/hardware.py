@@ -29,8 +29,10 @@ from specmodel.errors import (
     did_you_mean,
     real_array,
 )
+from specmodel.fields import is_number
 from specmodel.files import check_output, read_text, write_text
 from specmodel.forms import Rates
+from specmodel.plausible import check_plausible
 from specmodel.yaml_text import parse_yaml, yaml_text
 
 _RATE_DTYPES = (*BYTES, "fp4")
@@ -67,9 +69,9 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        real_array(self.latency, "link latency", low=0, unit="s")
-        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
-            raise DomainError("link bandwidth must be > 0; got 0")
+        for name in ("latency", "bandwidth"):
+            value = float(real_array(getattr(self, name), f"link {name}"))
+            check_plausible(f"link_{name}", value, f"link {name}", fault=DomainError)
 
     def time(self, size: ArrayLike) -> NDArray[np.float64]:
         """Return the time of one message of `size` bytes. [s]"""
@@ -364,6 +366,8 @@ def _device(record: Any, where: str) -> Device:
 
     def value(entry: Any, key: str) -> float:
         number, source = _value(entry, titles, f"{where}: {key}")
+        quantity = key.partition(".")[0]
+        check_plausible(quantity, number, f"{where}: {key}: value", fault=ProfileError)
         sources[key] = source
         return number
 
@@ -409,8 +413,8 @@ def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, st
     number = entry["value"]
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ProfileError(f"{where}: value: must be a number (as in 3.35e+12); got {number!r}")
-    if not 1 <= number < 1e30:  # false for NaN; in SI no rate, size or count is as small or large
-        raise ProfileError(f"{where}: value: must be from 1 to 1e30; got {str(number)[:20]}")
+    if not is_number(number):
+        raise ProfileError(f"{where}: value: must be finite; got {brief(number)}")
     for part in ("quoted", "source", *(["note"] if "note" in entry else [])):
         _text(entry[part], f"{where}: {part}")
     if entry["source"] not in titles:

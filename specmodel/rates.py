@@ -14,11 +14,20 @@ from specmodel.errors import FitError
 from specmodel.fitting import Measured, fit_operator
 from specmodel.forms import GEMM_SPLIT_K, traffic
 from specmodel.hardware import Device, device_names, load_device
-from specmodel.tables import Table, features, groups, plain_format, refuse_noise
+from specmodel.plausible import check_plausible
+from specmodel.tables import Table, check_times, features, groups, plain_format, refuse_noise
 
-_PLAUSIBLE = (1e9, 1e17)  # bytes or FLOP a second of any device
 _ALONE = 3.0  # times the next rate: a row that stands alone is a mistake
 _TOP = 0.99  # quantile of what rows reach, taken as the rate: one row may be a mistake
+_FIELDS = {
+    "memory_bandwidth": "bandwidth",
+    "memory_capacity": "memory",
+    "l2_cache": "l2",
+    "multiprocessors": "multiprocessors",
+    "interconnect_bandwidth": "link_bandwidth",
+}
+"""Field of a device, and the key of its rate here."""
+
 _OPERATORS = ("stream", "gemm", "attention", "mla", "experts", "elementwise")
 
 
@@ -60,11 +69,11 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
             raise FitError(f"{name} has no record and the table does not tell its {key}: {flag}")
     if not formats:
         raise FitError(f"{name}: no row tells its FLOP/s: the table has no matrix product")
-    for key in ("bandwidth", *formats):
-        if not _PLAUSIBLE[0] <= found[key] <= _PLAUSIBLE[1]:
-            raise FitError(
-                f"{name}: {key} of {found[key]:.3g} a second: are seconds in another unit?"
-            )
+    for key in formats:
+        check_plausible("peak_flops", found[key], _of(name, key), fault=FitError)
+    for field, key in _FIELDS.items():
+        if key in found:
+            check_plausible(field, found[key], _of(name, key), fault=FitError)
     by = f"measured by specmodel calibrate with torch {record.get('torch')}" if own else "of rows"
     when = str(record.get("date"))[:10] if own else str(date.today())
 
@@ -72,18 +81,11 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
         how = "given by hand" if key in stated or (key in formats and "flops" in stated) else by
         return f"{found[key]:.6g} ({how}, {table.source.get('table', 'table')}, read {when})"
 
-    fields = {
-        "memory_bandwidth": "bandwidth",
-        "memory_capacity": "memory",
-        "l2_cache": "l2",
-        "multiprocessors": "multiprocessors",
-        "interconnect_bandwidth": "link_bandwidth",
-    }
-    known = {field: key for field, key in fields.items() if key in found}
+    known = {field: key for field, key in _FIELDS.items() if key in found}
     values: dict[str, Any] = {field: found[key] for field, key in known.items()}
     if "multiprocessors" in values:
         values["multiprocessors"] = int(values["multiprocessors"])
-    return Device(
+    device = Device(
         name=_name(name),
         title=f"{name} (measured)" if own else name,
         vendor="unknown",
@@ -95,6 +97,13 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
             **{field: cite(key) for field, key in known.items()},
         },
     )
+    if stated:  # what was given by hand must let the rows be as fast as they are
+        check_times(table, table.source.get("table", "table"), device)
+    return device
+
+
+def _of(name: str, key: str) -> str:
+    return f"{name}: {key} from the table or its flag (are seconds in another unit?)"
 
 
 def _of_run(table: Table, name: str) -> dict[str, float]:

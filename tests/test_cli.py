@@ -426,7 +426,7 @@ BAD = [
         ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "!!python/name:os.system"), "not valid YAML"),
         ("x.yaml", MINIMAL_DEVICE.replace("value: 1.0e+12", "value: '1'"), "must be a number"),
         ("x.yaml", MINIMAL_DEVICE.replace("source: s}", "source: [s]}"), "source: must be text"),
-        ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "9" * 400), "must be from 1 to 1e30"),
+        ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "9" * 400), "must be finite"),
     ],
 )
 def test_bad_files_are_one_line(
