@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 import specmodel as sm
 from specmodel.cli.main import main
 from specmodel.sweeping import DEFAULT_VARIABLES, Case, Sweep, evaluate, sweep
+from specmodel.sweeping.forms import _texts
 
-pytest.importorskip("zarr", reason="the extra `sweep` is not installed")
+for package in ("zarr", "h5netcdf", "pyarrow"):
+    pytest.importorskip(package, reason="the extra `sweep` is not installed")
 xr = pytest.importorskip("xarray")
 pd = pytest.importorskip("pandas")
 
@@ -123,16 +126,16 @@ def test_interrupted_sweep_goes_on_without_repeating(
     with pytest.raises(Stop):
         sweep(plan(), path, progress=until)
     assert not path.exists()
-    journal = path.with_name("out.nc.journal")
-    with journal.open("a") as file:
-        file.write('["0 0 9')  # the line that was being written
+    folder = path.with_name("out.nc.partial")
+    assert len(list(folder.glob("*.npz"))) == after + 1
+    (folder / "writing").write_bytes(b"PK")  # the block that was being written
     calls: list[str] = []
 
     def counted(block: Any) -> Any:
         calls.append(block.name)
         return evaluate(block)
 
-    monkeypatch.setattr("specmodel.sweeping.evaluate", counted)
+    monkeypatch.setattr("specmodel.sweeping.running.evaluate", counted)
     points: list[int] = []
     sweep(plan(), path, progress=points.append)
     assert len(calls) == 9 - (after + 1)
@@ -143,24 +146,28 @@ def test_interrupted_sweep_goes_on_without_repeating(
 
 
 @pytest.mark.slow
-def test_killed_process_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_process_goes_on(tmp_path: Path, workers: str) -> None:
+    if int(workers) > (os.cpu_count() or 1):
+        pytest.skip("needs two processors")
     path = tmp_path / "out.csv"
     command = [sys.executable, "-m", "specmodel", "sweep", "--gpu", "h100,l40s,a100", "--batch"]
     command += ["1-2000", "--context", "0:16k:256", "--k-max", "4", "-o", str(path)]
+    command += ["--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603
-    journal = path.with_name("out.csv.journal")
-    while process.poll() is None and (not journal.exists() or journal.stat().st_size < 200):
+    folder = path.with_name("out.csv.partial")
+    while process.poll() is None and not list(folder.glob("*.npz")):
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not path.exists()
-    before = len(journal.read_text().splitlines())
-    assert before > 1
+    assert list(folder.glob("*.npz"))
     arguments = command[3:]
     assert main([*arguments[:1], "--gpu", "h100", *arguments[3:]]) == 2  # another sweep
     assert main(arguments) == 0
     with path.open() as file:
         assert sum(1 for _ in file) == 1 + 3 * 2000 * 65 * 5
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_another_sweep_or_a_finished_file_is_in_the_way(tmp_path: Path) -> None:
@@ -170,7 +177,7 @@ def test_another_sweep_or_a_finished_file_is_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(sm.DomainError, match="belongs to another sweep"):
         sweep(plan(L=np.array([1.0])), path)
     sweep(plan(), path)
-    with pytest.raises(sm.DomainError, match="exists: choose another name, or overwrite it"):
+    with pytest.raises(sm.DomainError, match="exists: choose another name, or --overwrite it"):
         sweep(plan(), path)
     sweep(plan(L=np.array([1.0])), path, overwrite=True)
     assert read(path).L.values.tolist() == [1.0]
@@ -244,7 +251,7 @@ def test_command_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "message"),
     [
         (["--gpu", "h100", "-o", "out.txt"], "must end in .zarr, .nc, .parquet, .csv"),
-        (["--gpu", "h100", "-o", "nowhere/out.nc"], "no such directory"),
+        (["--gpu", "h100", "-o", "nowhere/out.nc"], "no such folder"),
         (["--gpu", "g100,g200", "-o", "out.nc"], "no case of the sweep is possible: unknown GPU"),
         (["--gpu", "h100", "-o", "out.nc", "--variables", "speed"], "unknown variable 'speed'"),
         (["--gpu", "h100", "-o", "out.nc", "--alpha", "0.9:0.5:0.1"], "FIRST:LAST:STEP"),
@@ -293,6 +300,35 @@ def test_two_sweeps_do_not_write_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_forked_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """Its parent is killed, it lives on, and the sweep can be gone on with."""
+    path = tmp_path / "out.csv"
+    code = (
+        "import os, signal, sys, time; sys.path[:0] = ['tests']\n"
+        "from test_sweeping import plan, sweep\n"
+        "def progress(_):\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        time.sleep(60)\n"
+        "        os._exit(0)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sweep(plan(), sys.argv[1], progress=progress)\n"
+    )
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.wait()
+    try:
+        sweep(plan(), path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_file_says_what_was_set_and_assumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,3 +358,229 @@ def test_where_no_case_can_be_computed_nothing_is_left(tmp_path: Path) -> None:
         path = tmp_path / f"out.{ending}"
         assert main(["sweep", "--gpu", "h100", "--ep", "-o", str(path)]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+# -- nothing is lost: what may be replaced --------------------------------------------------------
+
+ENDINGS = (".zarr", ".nc", ".parquet", ".csv")
+COMMAND = ["sweep", "--gpu", "h100", "--batch", "1-4", "--alpha", "0.7"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    """Return the error of a sweep that may overwrite its file."""
+    assert main([*COMMAND, "-o", str(path), "--overwrite"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_folder_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    path = tmp_path / f"x{ending}"
+    path.mkdir()
+    (path / "k").write_text("keep")
+    assert str(path) in refused(capsys, path)
+    (path / "zarr.json").write_text('{"attributes": {"title": "mine"}}')
+    assert str(path) in refused(capsys, path)
+    assert (path / "k").read_text() == "keep"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_link_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    kept, path = tmp_path / f"kept{ending}", tmp_path / f"x{ending}"
+    sweep(plan(), kept)
+    path.symlink_to(kept)
+    assert f"{path}: is no regular file" in refused(capsys, path)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    assert f"{path}: is no regular file" in refused(capsys, path)
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: is no regular file" in refused(capsys, path)
+    assert sorted(tmp_path.iterdir()) == [kept, path]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_own_file_is_overwritten(tmp_path: Path, ending: str) -> None:
+    path, arguments = tmp_path / f"x{ending}", [*COMMAND, "--variables", "S"]
+    assert main([*arguments, "-o", str(path)]) == 0
+    assert main([*arguments, "-o", str(path)]) == 2
+    assert main([*arguments, "-o", str(path), "--k", "3", "--overwrite"]) == 0
+    if ending in (".zarr", ".nc"):
+        assert read(path).k.values.tolist() == [3]
+    else:
+        rows = (pd.read_csv if ending == ".csv" else pd.read_parquet)(path)
+        assert rows.k.unique().tolist() == [3]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_store_without_the_mark_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.zarr"
+    sweep(plan(), path)
+    root = json.loads((path / "zarr.json").read_text())
+    assert root["attributes"].pop("written_by") == "specmodel sweep"
+    (path / "zarr.json").write_text(json.dumps(root))
+    assert f"{path}: is a folder that no sweep wrote" in refused(capsys, path)
+    assert read(path).S.size
+
+
+@pytest.mark.parametrize("name", ["partial.zarr", "tmp", "journal", "lock"])
+def test_files_with_similar_names_are_left_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / f"x.csv.{name}"
+    folder.mkdir()
+    (folder / "k").write_text("keep")
+    sweep(plan(), tmp_path / "x.csv")
+    assert (folder / "k").read_text() == "keep"
+
+
+@pytest.mark.parametrize("kind", ["file", "empty folder", "folder", "its plan", "link"])
+def test_what_is_at_the_name_of_the_blocks_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path, folder = tmp_path / "x.csv", tmp_path / "x.csv.partial"
+    if kind == "file":
+        folder.write_text("keep")
+    elif kind == "link":
+        (tmp_path / "there").mkdir()
+        folder.symlink_to(tmp_path / "there")
+    else:
+        folder.mkdir()
+    if kind in ("folder", "its plan"):
+        (folder / ("k" if kind == "folder" else "plan.json")).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    assert f"{folder}: is not the folder of an unfinished sweep" in refused(capsys, path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["k", "0-0-0-9.npz", "finished"])
+def test_a_stranger_among_the_blocks_is_kept(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.csv"
+    with pytest.raises(Stop):
+        sweep(plan(), path, progress=lambda _: (_ for _ in ()).throw(Stop))
+    stranger = tmp_path / "x.csv.partial" / name
+    if name == "k":
+        stranger.write_text("keep")
+    else:
+        stranger.symlink_to(tmp_path)
+    with pytest.raises(sm.DomainError, match=f"{stranger}: no sweep wrote it"):
+        sweep(plan(), path)
+    assert os.path.lexists(stranger)
+    stranger.unlink()
+    sweep(plan(), path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_output_is_checked_again_before_it_is_put_in_place(
+    tmp_path: Path, ending: str, overwrite: bool
+) -> None:
+    path = tmp_path / f"x{ending}"
+
+    def meanwhile(_: int) -> None:
+        path.mkdir(exist_ok=True)
+        (path / "k").write_text("keep")
+
+    with pytest.raises(sm.DomainError, match=str(path)):
+        sweep(plan(), path, overwrite=overwrite, progress=meanwhile)
+    assert (path / "k").read_text() == "keep"
+    path.rename(tmp_path / "kept")
+    points: list[int] = []
+    sweep(plan(), path, progress=points.append)
+    assert len(points) == 1  # all blocks were kept
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "kept", path]
+
+
+def test_a_damaged_block_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    with pytest.raises(Stop):
+        sweep(plan(), path, progress=lambda _: (_ for _ in ()).throw(Stop))
+    (block,) = path.with_name("x.csv.partial").glob("*.npz")
+    block.write_bytes(block.read_bytes()[:-100])
+    with pytest.raises(sm.DomainError, match=f"{block}: is damaged: remove it"):
+        sweep(plan(), path)
+    block.unlink()
+    sweep(plan(), path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# -- only what the form needs ---------------------------------------------------------------------
+
+EXTRAS = ("dask", "distributed", "filelock", "h5netcdf", "h5py", "pyarrow", "zarr")
+
+
+@pytest.mark.parametrize(
+    ("ending", "kept"),
+    [
+        (".csv", ()),
+        (".parquet", ("pyarrow",)),
+        (".nc", ("h5netcdf", "h5py")),
+        (".zarr", ("zarr",)),
+    ],
+)
+def test_form_needs_only_its_own_packages(
+    tmp_path: Path, ending: str, kept: tuple[str, ...]
+) -> None:
+    hidden = sorted({*EXTRAS} - {*kept})
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+        f"from specmodel.cli.main import main; sys.exit(main({COMMAND} + ['-o', sys.argv[1]]))"
+    )
+    there, here = tmp_path / f"there{ending}", tmp_path / f"here{ending}"
+    subprocess.run([sys.executable, "-c", code, str(there)], check=True)  # noqa: S603
+    assert main([*COMMAND, "-o", str(here)]) == 0
+    if here.is_dir():
+        assert read(there).identical(read(here))
+    else:
+        assert there.read_bytes() == here.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("ending", "named"), [(".zarr", "zarr"), (".nc", "h5netcdf, h5py"), (".parquet", "pyarrow")]
+)
+def test_missing_packages_are_named_before_any_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ending: str,
+    named: str,
+) -> None:
+    for name in EXTRAS:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main([*COMMAND, "-o", str(tmp_path / f"x{ending}")]) == 2
+    error = capsys.readouterr().err
+    assert f"a sweep to {ending} needs {named}: pip install 'specmodel[sweep]'" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cells_of_a_csv(tmp_path: Path) -> None:
+    """Labels are quoted, whole numbers have no point, and NaN is an empty cell."""
+    path = tmp_path / "x.csv"
+    small = plan(
+        axes={"name": ('a "b", c', "d"), "share": (0.5, 2.0)},
+        cases={(name, share): case() for name in ('a "b", c', "d") for share in (0.5, 2.0)},
+        B=np.array([1.0, 2.5]),
+        k=np.array([3.0]),
+        L=np.array([2048.0]),
+        variables=("S", "k_star", "B_p_star"),
+        block_points=1,
+    )
+    sweep(small, path)
+    lines = path.read_text().splitlines()
+    assert lines[0] == '"name","share","B","k","L","alpha","S","k_star","B_p_star"'
+    assert len(lines) == 1 + 2 * 2 * 2 * 3
+    assert lines[1].startswith('"a ""b"", c",0.5,1,3,2048,0.5,')
+    assert lines[6].startswith('"a ""b"", c",0.5,2.5,3,2048,0.9,')
+    assert lines[-1].startswith('"d",2,2.5,3,2048,0.9,')
+    assert _texts(np.array([[np.nan, 1.0], [np.inf, 1e-7]])).tolist() == [
+        ["", "1"],
+        ["inf", "1e-07"],
+    ]
+    assert _texts(np.array([0.1, -10.0, np.nan])).tolist() == ["0.1", "-10", ""]

@@ -169,9 +169,12 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
 @click.option("--variables", metavar="LIST", help="Such as S,k_star,T_v [times, G, S, the best].")
 @click.option("--workers", default="1", show_default=True, metavar="N", help="Local processes.")
 @click.option("--cluster", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786.")
-@click.option("--overwrite", is_flag=True, help="Replace a finished file.")
+@click.option("--overwrite", is_flag=True, help="Replace a file, or a store that sweep wrote.")
 def sweep(output: str, variables: str | None, **options: Any) -> None:
     """Evaluate every combination of lists into a file; the same command resumes it.
+
+    A .csv file needs no further package, the others need those of specmodel[sweep]. Until the
+    sweep ends, finished blocks are kept in the folder FILE.partial.
 
     Every option whose value is free text takes a list (those whose values have commas: separated
     by semicolons), alpha also FIRST:LAST:STEP. Options with several values become axes of the
@@ -286,6 +289,7 @@ def validate(form: str, plot: str | None, **options: Any) -> None:
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 @click.option("--plot", metavar="FILE", help="Also draw the residuals (.png, .pdf, .svg).")
+@click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
 def fit(table: str, output: str, form: str, plot: str | None, **options: Any) -> None:
     """Fit a measurement table (CSV, or a folder of published tables) and write a device file.
 
@@ -293,12 +297,13 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
     engine's own rates (columns k, batch, tpot_ms and acceptance_length; k = 0 is plain decoding)
     makes an engine file, for --engine: give --gpu, --model and --drafter as well.
     """
-    from specmodel.cli.engines import fit_rates, is_rates
+    from specmodel.cli.engines import fit_rates, rates_text
 
-    if is_rates(table):
+    options = {**options, "output": output, "plot": plot}
+    if (rates := rates_text(table)) is not None:
         from specmodel.cli.output import write
 
-        write(fit_rates(table, output, form, {**options, "plot": plot}))
+        write(fit_rates(table, rates, form, options))
         return
     from specmodel.cli.fit import fit_text, run_fit
     from specmodel.cli.output import write
@@ -310,7 +315,7 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
         from specmodel.plots import residual_figure, save
 
         save(residual_figure(fitted), plot)
-    write_device(device, output)
+    write_device(device, output, overwrite=options["overwrite"])
     write(text)
 
 
@@ -403,7 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    click.echo(f"specmodel: {' '.join(message.split())}", err=True)
+    from specmodel.cli.output import visible
+
+    click.echo(f"specmodel: {visible(' '.join(message.split()))}", err=True)
     return 2
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,7 +22,7 @@ from specmodel.acceptance import Geometric
 from specmodel.cli.parsing import parse_counts, parse_number, parse_whole
 from specmodel.cli.setup import MOST_DRAFTS, Request, build
 from specmodel.errors import DomainError, SpecmodelError, whole_array
-from specmodel.sweeping import DEFAULT_VARIABLES, Case, Sweep, sweep
+from specmodel.sweeping import DEFAULT_VARIABLES, Case, Sweep, check_installed, checked_place, sweep
 
 _INNER = ("batch", "context", "k", "alpha")
 _HAVE_COMMAS = ("acceptance_rates", "link", "network")  # separated by semicolons instead
@@ -34,8 +37,11 @@ def run_sweep(options: dict[str, Any], *, output: str, variables: str | None, **
     Raises
     ------
     SpecmodelError
-        When an option is out of range, no case is possible, or the file is in the way.
+        When an option is out of range, no case is possible, a package is missing, or something
+        is at the output's name that may not be replaced.
     """
+    target = checked_place(output, overwrite=how["overwrite"])
+    check_installed(target.suffix.lower())
     plan = _plan(options, variables)
     workers = parse_whole(how["workers"], name="workers")
     with ExitStack() as stack:
@@ -44,13 +50,13 @@ def run_sweep(options: dict[str, Any], *, output: str, variables: str | None, **
         task = bar.add_task(f"{plan.points:,} points", total=_possible(plan))
         refused = sweep(
             plan,
-            output,
+            target,
             executor=executor,
             workers=width,
             overwrite=how["overwrite"],
             progress=lambda points: bar.advance(task, points),
         )
-    return _said(plan, Path(output), refused)
+    return _said(plan, target, refused)
 
 
 def _plan(options: dict[str, Any], variables: str | None) -> Sweep:
@@ -174,8 +180,22 @@ def _executor(cluster: str | None, workers: int) -> Iterator[tuple[Executor | No
     elif workers == 1:
         yield None, 1
     else:
-        with ProcessPoolExecutor(workers) as pool:
+        # spawned: a fork would copy this process's threads' locks and the lock of the output
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, context, initializer=_end_with_parent) as pool:
             yield pool, workers
+
+
+def _end_with_parent() -> None:
+    """End this worker when the process that started it is killed; it would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def _bar() -> Progress:

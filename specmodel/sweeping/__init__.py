@@ -9,7 +9,7 @@ finished block is a file of NumPy arrays in a folder beside the output; at the e
 turned into the form asked for, one after the other.
 """
 
-from specmodel.sweeping.forms import FORMS
+from specmodel.sweeping.forms import FORMS, check_installed
 from specmodel.sweeping.place import checked_place
 from specmodel.sweeping.plan import (
     DEFAULT_VARIABLES,
@@ -31,4 +31,5 @@ __all__ = [
     "evaluate",
     "sweep",
     "checked_place",
+    "check_installed",
 ]

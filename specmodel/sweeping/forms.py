@@ -237,8 +237,10 @@ def _spread(texts: NDArray[np.object_], shape: tuple[int, ...]) -> list[list[str
 
 
 def _quoted(label: Any) -> str:
-    """Return a label as a cell: text in quotes, a number as it is."""
-    return '"' + label.replace('"', '""') + '"' if isinstance(label, str) else f"{label}"
+    """Return a label as a cell: text in quotes, a number as those of the columns."""
+    if isinstance(label, str):
+        return '"' + label.replace('"', '""') + '"'
+    return str(_texts(np.asarray(label)).item())
 
 
 _FORMS: dict[str, tuple[Callable[[Sweep, Path, Blocks, Reasons], None], tuple[str, ...]]] = {

@@ -96,13 +96,22 @@ def _check_folder(folder: Path) -> str:
         raise stranger from None
     if not isinstance(state, dict) or state.get("format") != _UNFINISHED:
         raise stranger
-    for entry in os.scandir(folder):
-        is_file = entry.is_file(follow_symlinks=False)
-        ours = is_file and (entry.name in (_PLAN, _WRITING) or _BLOCK.fullmatch(entry.name))
-        ours = ours or (entry.name in (_FINISHED, _REPLACED) and not entry.is_symlink())
-        if not ours:
-            raise DomainError(f"{entry.path}: no sweep wrote it: move it, or choose another name")
+    for path in folder.iterdir():
+        if not _is_made_by_a_sweep(path):
+            raise DomainError(f"{path}: no sweep wrote it: move it, or choose another name")
     return str(state.get("key"))
+
+
+def _is_made_by_a_sweep(path: Path) -> bool:
+    """Whether something in the folder has a name and a kind that a sweep gives."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # a sweep that runs has just renamed it
+        return True
+    if path.name in (_FINISHED, _REPLACED):
+        return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    named = path.name in (_PLAN, _WRITING) or _BLOCK.fullmatch(path.name) is not None
+    return named and stat.S_ISREG(mode)
 
 
 class Scratch:
@@ -138,7 +147,7 @@ class Scratch:
         """
         path = self._folder / f"{block.name}{_VALUES}"
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {name: stored[name] for name in block.variables}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             raise DomainError(
@@ -208,7 +217,24 @@ def scratch(plan: Sweep, target: Path) -> Iterator[tuple[Scratch, TextIO]]:
                 f"{folder}: belongs to another sweep (or version): remove it, or choose another "
                 "name"
             )
-        yield Scratch(folder), lock
+        _LOCKS.add(lock)
+        try:
+            yield Scratch(folder), lock
+        finally:
+            _LOCKS.discard(lock)
+
+
+_LOCKS: set[TextIO] = set()
+
+
+def _drop_locks() -> None:
+    """Close a forked worker's copies: it would hold a lock on when its parent is killed."""
+    for lock in _LOCKS:
+        lock.close()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_drop_locks)
 
 
 def _create(folder: Path, key: str) -> None:
