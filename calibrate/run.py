@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import statistics
@@ -83,8 +84,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 < self.budget < 1e6:
             raise DomainError(f"budget must be > 0 s; got {self.budget:g}")
-        if self.threads is not None and self.threads < 1:
-            raise DomainError(f"threads must be >= 1; got {self.threads}")
+        most = os.cpu_count() or 1
+        if self.threads is not None and not 1 <= self.threads <= most:
+            raise DomainError(
+                f"threads must be in [1, {most}], the cores of this machine; got {self.threads}"
+            )
         for dtype in self.dtypes:
             if canonical_dtype(dtype) not in TORCH:
                 raise DomainError(f"dtype must be one of {', '.join(TORCH)}; got {dtype!r}")

@@ -235,11 +235,10 @@ def check_output(
     file = Path(path)
     if file.suffix.lower() not in endings:
         raise DomainError(f"output must end in {', '.join(endings)}; got {brief(str(path))}")
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise DomainError(f"{folder}: no such folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DomainError(f"{folder}: cannot be written to")
+    if not file.parent.is_dir():
+        raise DomainError(f"{file.parent}: no such folder")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise DomainError(f"{file.parent}: cannot be written to")
     try:
         mode = file.lstat().st_mode
     except FileNotFoundError:

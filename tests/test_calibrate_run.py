@@ -413,8 +413,8 @@ def test_calibrate_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "x.txt"], "output must end in .yaml"),
-        (["-o", "x.yaml", "--table", "x.tsv"], "table must end in .csv"),
+        (["-o", "x.txt"], "output must end in .yaml, .yml; got 'x.txt'"),
+        (["-o", "x.yaml", "--table", "x.tsv"], "output must end in .csv; got 'x.tsv'"),
         (["-o", "x.yaml", "--budget", "soon"], "budget must be a number"),
         (["-o", "x.yaml", "--budget", "-1s"], "budget must be > 0"),
         (["-o", "x.yaml", "--dtype", "int4"], "dtype must be one of"),

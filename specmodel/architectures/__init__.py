@@ -18,7 +18,7 @@ from specmodel.architectures.parts import (
     MoE,
     Recurrent,
 )
-from specmodel.architectures.presets import model_names
+from specmodel.architectures.presets import model_names, normalise
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.architectures.serialise import from_json, from_yaml, to_json, to_yaml
 from specmodel.architectures.spellings import find_model, load_model
@@ -46,6 +46,7 @@ __all__ = [
     "load_model",
     "model_names",
     "mtp_head",
+    "normalise",
     "peagle_head",
     "read_config",
     "to_json",

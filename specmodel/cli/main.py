@@ -123,6 +123,14 @@ def _setup_options(
     return command
 
 
+def _check_figure(plot: str | None) -> None:
+    """Refuse a figure's file that could not be written, before any work."""
+    if plot is not None:
+        from specmodel.plots import check_file
+
+        check_file(plot)
+
+
 @cli.command()
 @_setup_options
 @_FORMAT
@@ -134,6 +142,7 @@ def predict(form: str, plot: str | None, **options: Any) -> None:
     from specmodel.cli.setup import build
     from specmodel.report import predict as run
 
+    _check_figure(plot)
     request = build(options)
     result = run(request.setup)
     text = prediction_text(request, result, form)
@@ -154,6 +163,7 @@ def compare(drafters: str | None, form: str, plot: str | None, **options: Any) -
     from specmodel.cli.compare import comparison_text, run_comparison
     from specmodel.cli.output import write
 
+    _check_figure(plot)
     request, result = run_comparison(options, drafters)
     text = comparison_text(request, result, form)
     if plot is not None:
@@ -334,6 +344,7 @@ def fit(table: str, output: str, form: str, plot: str | None, **options: Any) ->
 @click.option("--threads", metavar="N", help="Of the CPU [1 on a CPU: steadiest].")
 @click.option("--table", metavar="FILE", help="Measurements, taken up again [OUTPUT.csv].")
 @click.option("--seed", metavar="N", default="0", show_default=True, help="Order and values.")
+@click.option("--overwrite", is_flag=True, help="Replace OUTPUT where it exists.")
 @click.option("--tiny", is_flag=True, hidden=True)
 def calibrate(**options: Any) -> None:
     """Measure a device (needs torch) and write its profile."""

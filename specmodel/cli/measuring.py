@@ -9,7 +9,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from specmodel.cli.output import Out, cell, plain_table, to_json
+from specmodel.cli.output import Out, Table, cell, to_json
 from specmodel.cli.parsing import (
     optional,
     parse_counts,
@@ -19,6 +19,8 @@ from specmodel.cli.parsing import (
 )
 from specmodel.cli.setup import MOST_DRAFTS
 from specmodel.errors import DomainError, SpecmodelError, whole_array
+from specmodel.files import check_output
+from specmodel.hardware import YAML
 from specmodel.law import Transform
 from specmodel.units import parse_count
 
@@ -31,12 +33,9 @@ def calibrate(options: dict[str, Any]) -> str:
     SpecmodelError
         When torch is not installed, an option is out of range, or the measurement fails.
     """
-    output = Path(options["output"])
-    if output.suffix not in (".yaml", ".yml"):
-        raise DomainError(f"output must end in .yaml; got {options['output']!r}")
+    output = check_output(options["output"], endings=YAML, overwrite=options["overwrite"])
     table = Path(options["table"]) if options["table"] else output.with_suffix(".csv")
-    if table.suffix != ".csv":
-        raise DomainError(f"table must end in .csv; got {options['table']!r}")
+    check_output(table, endings=(".csv",), overwrite=True)  # a run is taken up, and nothing else
     _need_torch("calibrate")
     settings = importlib.import_module("calibrate.run").Settings(
         device=options["device"],
@@ -48,7 +47,8 @@ def calibrate(options: dict[str, Any]) -> str:
         model=options["model"],
         tiny=options["tiny"],
     )
-    text: str = importlib.import_module("calibrate.command").calibrate(output, settings)
+    command = importlib.import_module("calibrate.command")
+    text: str = command.calibrate(output, settings, overwrite=options["overwrite"])
     return text
 
 
@@ -155,7 +155,7 @@ def _measured_table(record: dict[str, Any]) -> str:
             f"G {held['G']:.2f} against {held['G_ngram']:.2f} at k = {held['k']}"
         )
     columns = ("temperature", "B", "k", "L", "", "hit", "alpha", "G")
-    table = plain_table(*columns, *_TIMES, "S")
+    table = Table(*columns, *_TIMES, "S", order=_IMPORTANT)
     for point in record["points"]:
         found = point["acceptance"]
         place = [point["temperature"], point["batch"], point["k"], point["context"]]
@@ -200,6 +200,8 @@ def _same(point: dict[str, Any]) -> str:
 
 
 _TIMES = ("T_p", "T_h", "T_d", "T_v", "T_o")
+_IMPORTANT = ("", "B", "k", "L", "S", "G", "T_p", "T_v", "T_d", "alpha", "temperature", "hit")
+"""Columns of the table, the most important first."""
 
 
 def _row(values: dict[str, Any]) -> list[str]:

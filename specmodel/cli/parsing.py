@@ -11,6 +11,7 @@ from specmodel.hardware import Link
 from specmodel.units import parse_count
 
 _RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\dkm.])", re.IGNORECASE)
 _MOST = 10_000
 _LARGEST = 10**9
 
@@ -31,6 +32,7 @@ def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
     (1, 4, 5, 6, 16, 32, 48, 64)
     """
     values: list[int] = []
+    refuse_separators(text, name=name)
     for part in text.split(","):
         if match := _RANGE.fullmatch(part.strip()):
             first, last = (parse_count(x, name=name) for x in match.group(1, 2))
@@ -48,6 +50,29 @@ def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
     if len(values) > _MOST:
         raise DomainError(f"{name} lists at most {_MOST:,} values; got {len(values):,}")
     return tuple(dict.fromkeys(values))
+
+
+def refuse_separators(text: str, *, name: str) -> None:
+    """Raise where commas seem to divide thousands rather than values.
+
+    They do where a part of three digits begins with 0 (``4,096``), and in contexts where the
+    parts join to a power of two (``8,192``).
+
+    Raises
+    ------
+    DomainError
+        With both readings.
+    """
+    for match in _THOUSANDS.finditer(text):
+        first, *others = match[0].split(",")
+        joined = int(first + "".join(others))
+        power = name == "context" and joined.bit_count() == 1
+        if first != "0" and (power or any(group[0] == "0" for group in others)):
+            values = [int(group) for group in (first, *others)]
+            raise DomainError(
+                f"{name} {match[0]} reads as {joined} or as {' and '.join(map(str, values))}: "
+                f"write {joined}, or '{', '.join(map(str, values))}' with spaces"
+            )
 
 
 def parse_number(text: str, *, name: str) -> float:

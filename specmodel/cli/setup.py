@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specmodel import defaults
 from specmodel.acceptance import Acceptance, Geometric, MeanLength, PerPosition
-from specmodel.architectures import NO_DTYPE, Architecture, load_model
+from specmodel.acceptance_files import Measured, read_measured
+from specmodel.architectures import NO_DTYPE, Architecture, load_model, normalise
 from specmodel.cli.parsing import (
     optional,
     parse_counts,
@@ -61,6 +61,8 @@ def build(options: dict[str, Any]) -> Request:
     model = load_model(options["model"] or defaults.MODEL)
     if notes := [n for n in model.notes if not (n == NO_DTYPE and options["dtype"])]:
         assumed["architecture"] = f"{model.name}: {'; '.join(notes)}"
+    if options["model"] and _is_other(options["model"], model.name):
+        assumed["model"] = f"{options['model']} has the layers of {model.name}: its record is used"
     target = _dtypes(model, options)
     if target.head_kind is not None:
         raise DomainError(f"{target.name} is a draft head: give it with --draft")
@@ -69,12 +71,13 @@ def build(options: dict[str, Any]) -> Request:
     if kind is None:
         kind = defaults.default_kind(target, draft)
         assumed["drafter"] = kind
+    measured = read_measured(options["acceptance"]) if options["acceptance"] else None
     drafter, taken = defaults.make_drafter(
         kind,
         target,
         draft=draft,
         workload=options["workload"],
-        hit_rate=_hit_rate(options, kind),
+        hit_rate=_hit_rate(options, kind, measured),
         layer_fraction=optional(parse_number, options["layer_fraction"], name="layer fraction"),
         kv_budget=optional(parse_whole, options["kv_budget"], name="kv budget"),
     )
@@ -88,8 +91,10 @@ def build(options: dict[str, Any]) -> Request:
     for name, value in (("k", k), ("k_max", k_max)):
         if value is not None:
             whole_array(value, name, low=0, high=MOST_DRAFTS, unit="token")
-    acceptance = _acceptance(options, kind, k, assumed)
+    acceptance = _acceptance(options, kind, k, measured, assumed)
     engine = load_engine(options["engine"]) if options["engine"] else None
+    if engine is not None and _is_other(options["engine"], engine.name):
+        assumed["engine"] = f"{options['engine']} means {engine.name}, {engine.title}"
     reread = optional(parse_number, options["kv_reread"], name="kv_reread")
     if reread is None:
         reread = 0.0 if engine is None else engine.kv_reread
@@ -162,6 +167,13 @@ def build(options: dict[str, Any]) -> Request:
     return Request(setup=setup, inputs=inputs, assumed=assumed)
 
 
+def _is_other(text: str, name: str) -> bool:
+    """Return whether a name (not a file) is that of another record than its own."""
+    if Path(text).exists() or text.endswith((".yaml", ".yml", ".json")):
+        return False
+    return normalise(text) != name
+
+
 def _grid(options: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     batches = parse_counts(options["batch"], name="batch", low=1)
     contexts = parse_counts(options["context"], name="context", low=0)
@@ -223,38 +235,19 @@ def _dtypes(target: Architecture, options: dict[str, Any]) -> Architecture:
     )
 
 
-def _hit_rate(options: dict[str, Any], kind: str) -> float | None:
+def _hit_rate(options: dict[str, Any], kind: str, measured: Measured | None) -> float | None:
     """Return the share given, or what was measured beside the acceptance."""
-    if options["hit_rate"] is None and options["acceptance"] and kind == "ngram":
-        return float(_measured(options)["acceptance"]["hit_rate"])
+    if options["hit_rate"] is None and measured is not None and kind == "ngram":
+        return measured.hit_rate
     return optional(parse_number, options["hit_rate"], name="hit rate")
 
 
-def _measured(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the point of a `measure` record that has the most drafts, the first of equals."""
-    file = Path(options["acceptance"])
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        points = [point for point in record["points"] if point.get("tree") is None]
-        if record.get("imposed_acceptance") or (record["points"] and not points):
-            what = "of trees" if not points else "imposed, not measured"
-            raise DomainError(f"{file}: its acceptance is {what}")
-        point: dict[str, Any] = max(points, key=lambda point: int(point["k"]))
-        found = point["acceptance"]
-        rates = [float(rate) for rate in found["per_position"]]
-        point["acceptance"] = {"per_position": rates, "hit_rate": float(found["hit_rate"])}
-        point["temperature"], point["batch"] = float(point["temperature"]), int(point["batch"])
-    except FileNotFoundError:
-        raise DomainError(f"{file}: no such file") from None
-    except DomainError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise DomainError(f"{file}: not what `specmodel measure --format json` prints") from None
-    return point
-
-
 def _acceptance(
-    options: dict[str, Any], kind: str, k: int | None, assumed: dict[str, str]
+    options: dict[str, Any],
+    kind: str,
+    k: int | None,
+    measured: Measured | None,
+    assumed: dict[str, str],
 ) -> Acceptance:
     given = [name for name in ACCEPTANCE_OPTIONS if options[name] is not None]
     if len(given) > 1:
@@ -273,24 +266,22 @@ def _acceptance(
         return typical.acceptance
     if given == ["alpha"]:
         return Geometric(parse_number(options["alpha"], name="alpha"))
-    if given == ["acceptance"]:
-        point = _measured(options)
+    if measured is not None:
         assumed["acceptance"] = (
-            f"{options['acceptance']}: temperature {point['temperature']:g}, batch "
-            f"{point['batch']}, k {point['k']}"
+            f"{options['acceptance']}: temperature {measured.temperature:g}, batch "
+            f"{measured.batch}, k {measured.k}"
         )
-        found = point["acceptance"]
-        share = 1.0 if kind == "ngram" else found["hit_rate"]  # the drafter's own for n-gram
-        return PerPosition([rate * share for rate in found["per_position"]])
+        share = 1.0 if kind == "ngram" else measured.hit_rate  # the drafter's own for n-gram
+        return PerPosition([rate * share for rate in measured.acceptance.values])
     if given == ["acceptance_rates"]:
         return PerPosition(parse_rates(options["acceptance_rates"]))
-    measured = (
+    measured_k = (
         k
         if options["acceptance_k"] is None
         else parse_whole(options["acceptance_k"], name="acceptance_k")
     )
-    if measured is None:
+    if measured_k is None:
         raise DomainError("--acceptance-length needs the k it was measured at: --acceptance-k N")
     return MeanLength(
-        parse_number(options["acceptance_length"], name="acceptance length"), k=measured
+        parse_number(options["acceptance_length"], name="acceptance length"), k=measured_k
     )

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from specmodel._version import __version__
-from specmodel.cli.output import Out, plain_table, to_json
+from specmodel.cli.output import Out, Table, to_json
 from specmodel.cli.parsing import optional, parse_number
 from specmodel.errors import DomainError, real_array
+from specmodel.files import check_output, write_text
 from specmodel.validation import Row, golden_rows, read_cases, read_results, validate
 from specmodel.validation.scores import report
 
@@ -21,6 +20,12 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
     most = optional(parse_number, options["max_median"], name="max_median")
     if most is not None:
         real_array(most, "max_median", low=0)
+    if plot is not None:
+        from specmodel.plots import check_file
+
+        check_file(plot)
+    if options["report"] is not None:
+        check_output(options["report"], endings=(".md",), own_format=True)
     rows: list[Row] = [row for file in options["results"] for row in read_results(file)]
     rows += [row for file in options["cases"] for row in read_cases(file)]
     if not options["results"] and not options["cases"]:
@@ -38,7 +43,7 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
 
         own = bool(options["results"] or options["cases"])
         text = page(values, command=_command(options, plot), figure=plot, explained=not own)
-        Path(options["report"]).write_text(text, encoding="utf-8")
+        write_text(options["report"], text)
     summary = values["summary"]
     medians = [summary[name]["median"] for name in ("shape", "given_acceptance")]
     stated = [median for median in medians if median is not None]
@@ -68,7 +73,7 @@ def _text(values: Mapping[str, Any]) -> str:
     out = Out()
     out.line(f"specmodel {__version__} | {len(values['rows'])} rows")
     out.line("errors of S, |predicted / measured - 1|; bias is signed")
-    table = plain_table(*_HEAD)
+    table = Table(*_HEAD, order=_HEAD, fold=_HEAD[0])
     lines = (
         ("shape, held out", shape),
         ("shape, in-study", shape["in_study"]),
@@ -96,12 +101,12 @@ def _text(values: Mapping[str, Any]) -> str:
             f"({summary['time_shares']['in_study']} in-study)"
         )
     for group, by in values["groups"].items():
-        table = plain_table(
-            group, "shape n", "median", "p90", "given acceptance n", "median", "p90"
-        )
+        heads = (group, "shape n", "median", "p90", "given acceptance n", "median", "p90")
+        important = (group, "given acceptance n", "shape n", "median")
+        table = Table(*heads, order=important, fold=group)
         for key, both in by.items():
             cells = [_cells(both[name]) for name in ("shape", "given_acceptance")]
-            table.add_row(escape(key[:60]), *(c[i] for c in cells for i in (0, 1, 3)))
+            table.add_row(key[:60], *(c[i] for c in cells for i in (0, 1, 3)))
         out.table(table)
     out.line("not predicted, or not counted")
     for why, count in values["excluded"].items():
