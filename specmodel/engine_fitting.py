@@ -1,8 +1,7 @@
-"""An engine's host times from a few rows of somebody's own: plain rates, drafted rates, speedups.
+"""An engine's host times from a few measured rows: plain rates, drafted rates, speedups.
 
-Few rows cannot tell a dozen times apart. Each starts from what the engine is known for and moves
-from there only as far as the rows ask: a posterior mode, log-normal priors around the engine's
-own values.
+Few rows cannot tell a dozen times apart. Each time starts at the engine's preset and moves from
+there only as far as the rows ask: a posterior mode with log-normal priors around the preset.
 """
 
 from __future__ import annotations
@@ -12,12 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 
+from specmodel.architectures import Architecture
+from specmodel.drafters import Drafter
 from specmodel.errors import DomainError
+from specmodel.hardware import Device
 from specmodel.overheads import HOST, Engine
 from specmodel.requests import Accepted, Served
+from specmodel.roofline import Execution
+from specmodel.speculation import plain_run, round_parts
 
 Floats = NDArray[np.float64]
 
@@ -30,6 +34,16 @@ ROW_SPREAD = 0.03
 """Of one measured row, at least; more where the rows disagree with every engine. [-]"""
 _STEP = np.array(1e-3)  # of the derivatives
 _ENOUGH = 6  # rows, from which on their own disagreement is told
+_FASTEST = 8.0
+"""How far below its ideal time a pass may seem to be: weights of 4 bits for 16 (4 times) that run
+on twice the devices. [-]"""
+_SLOWEST = 100.0
+"""How far above its ideal time a round may be besides host time: kernels that reach a hundredth of
+the device's rates, or steps that wait for prefills. [-]"""
+_LIKELY = 4.0
+"""How far below the longest time most engines stay at least. [-]"""
+_HOST_OF_A_PASS = 0.2
+"""The longest host time of a pass: 20,000 eager launches of 10 us. [s]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +88,8 @@ class EngineFit:
     ----------
     engine : Engine
     told : mapping of str to float
-        What the rows say of each value, 0 (nothing: it is where it started) to 1 (all). [-]
+        How far the rows decide each value: 0 where it keeps the base's, 1 where the rows alone
+        determine it. [-]
     """
 
     engine: Engine
@@ -128,3 +143,73 @@ def fit_engine(
     left = np.diag(np.linalg.inv(slope.T @ slope))  # variance left, of 1 before any row
     told = dict(zip(names, (1 - np.minimum(left, 1.0)).tolist(), strict=True))
     return EngineFit(engine=engine(x), told=told)
+
+
+# -- whether rows can be true --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepLimits:
+    """Between which times a plain step or a round lies under any engine; arrays over rows.
+
+    Attributes
+    ----------
+    ideal : ndarray
+        The least time of one pass over one position of each sequence, without any context, at
+        the rates of the device's datasheet. [s]
+    shortest, longest : ndarray
+        [s]
+    """
+
+    ideal: Floats
+    shortest: Floats
+    longest: Floats
+
+    def hold(self, seconds: Floats) -> NDArray[np.bool_]:
+        """Return which times are within the limits."""
+        return np.asarray((seconds >= self.shortest) & (seconds <= self.longest))
+
+    def likely(self, seconds: Floats) -> NDArray[np.bool_]:
+        """Return which times are within the limits and not close to the longest."""
+        return self.hold(seconds) & (seconds <= self.longest / _LIKELY)
+
+
+def step_limits(
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    *,
+    B: ArrayLike,
+    k: ArrayLike,
+    L: ArrayLike,
+    execution: Execution,
+) -> StepLimits:
+    r"""Return between which times steps and rounds lie, whatever the engine.
+
+    .. math:: T^{ideal}_p(L = 0) / 8 \le T \le 100 (T^{ideal}_v + T^{ideal}_d) + (1 + n_d) 0.2 s
+
+    with :math:`n_d` draft passes.
+
+    Parameters
+    ----------
+    device, target, drafter
+    B, k, L : array_like
+        Sequences [-], drafts [token] (0: a plain step), context [token]. Broadcast.
+    execution : Execution
+
+    Raises
+    ------
+    DomainError
+        When an argument is out of range.
+    """
+    how = replace(execution, level="ideal", engine=None)
+    # Every step reads the weights and computes one position of each sequence. It need not read a
+    # context (the one stated may be too long), nor verify drafts (busy engines leave them out).
+    ideal = plain_run(device, target, B=B, L=0, execution=how).time().T
+    parts = round_parts(device, target, drafter, B=B, k=k, L=L, execution=how)
+    times = parts.times()
+    passes = sum((run.count for run, _ in parts.drafts), np.zeros(()))
+    host = _HOST_OF_A_PASS * (1.0 + np.where(parts.k > 0, passes, 0.0))
+    longest = _SLOWEST * (times.T_v + times.T_d) + host
+    ideal, longest = np.broadcast_arrays(ideal, longest)
+    return StepLimits(ideal=ideal, shortest=ideal / _FASTEST, longest=longest)

@@ -75,6 +75,8 @@ def read_bytes(
             data = file.read(most + 1)
     except FileNotFoundError:
         raise fault(f"{path}: no such file") from None
+    except SpecmodelError:  # ours, and a `ValueError` too
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise fault(f"{brief(str(path))}: cannot be read: {reason}") from None

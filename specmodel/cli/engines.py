@@ -1,22 +1,37 @@
-"""``fit`` of an engine: a few rows of somebody's own rates become an engine file."""
+"""``fit`` of an engine: a table of measured rates becomes an engine file."""
 
 from __future__ import annotations
 
-import csv
-import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specmodel import defaults
-from specmodel.architectures import load_model
-from specmodel.cli.output import Out, plain_table, to_json
+from specmodel.architectures import Architecture, load_model
+from specmodel.cli.output import Out, Table, to_json
 from specmodel.cli.parsing import optional, parse_counts, parse_whole
-from specmodel.engine_fitting import EngineFit, Observation, fit_engine
-from specmodel.errors import DomainError
-from specmodel.hardware import load_device
+from specmodel.drafters import Drafter
+from specmodel.engine_fitting import (
+    EngineFit,
+    Observation,
+    StepLimits,
+    fit_engine,
+    step_limits,
+)
+from specmodel.errors import DomainError, brief
+from specmodel.files import check_output, csv_records, csv_rows, read_text, write_text
+from specmodel.hardware import Device, load_device
 from specmodel.overheads import Engine, engine_yaml, load_engine
-from specmodel.requests import Requests, Served, served
+from specmodel.published import is_published
+from specmodel.requests import Requests, served
 from specmodel.roofline import Execution
+
+Floats = NDArray[np.float64]
 
 _NEEDED = ("k", "batch", "tpot_ms")
 _START = "vllm-2026"
@@ -29,19 +44,81 @@ _NOT_OF_RATES = (
     "multiprocessors",
     "link_bandwidth",
 )
+_MOST_K, _MOST_BATCH, _MOST_MS = 1000.0, 1e6, 1e9
+_UNITS: tuple[tuple[str, Callable[[Floats, Floats], Floats]], ...] = (
+    ("seconds", lambda value, batch: value),
+    ("microseconds", lambda value, batch: value / 1e6),
+    ("nanoseconds", lambda value, batch: value / 1e9),
+    ("tokens per second of a sequence", lambda value, batch: 1 / value),
+    ("tokens per second of the batch", lambda value, batch: batch / value),
+)
+"""What a column of milliseconds may hold by mistake, and the seconds a token it then means."""
 
 
-def is_rates(table: str) -> bool:
-    """Return whether a file is a table of an engine's rates."""
-    try:
-        with Path(table).open(encoding="utf-8-sig", newline="") as lines:
-            return "tpot_ms" in next(csv.reader(lines), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return False
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rates:
+    """A table of rates; arrays over its rows.
+
+    Attributes
+    ----------
+    at : tuple of str
+        ``path:line`` of each row.
+    k, batch : ndarray
+        Drafts [token]; sequences [-].
+    tpot : ndarray
+        Time per token of a sequence. [s]
+    G : ndarray
+        Tokens per round, 1 of plain rows. [token]
+    """
+
+    at: tuple[str, ...]
+    k: Floats
+    batch: Floats
+    tpot: Floats
+    G: Floats
 
 
-def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> str:
+def rates_text(table: str) -> str | None:
+    """Return the text of a table of an engine's rates, None where it is another table.
+
+    A table of rates has a column ``tpot_ms``, or one whose name starts like it, or ``k`` and
+    ``batch``, which measured operators have too.
+
+    Raises
+    ------
+    DomainError
+        When there is no such file, it cannot be read or is empty, or a pipe holds another table.
+    """
+    if is_published(table):
+        return None
+    path = Path(table)
+    if not path.exists():
+        raise DomainError(f"{table}: no such file or folder")
+    text = read_text(table)
+    _, head = next(csv_rows(text, table), (0, []))
+    if not head:
+        raise DomainError(f"{table}: is empty")
+    names = {name.strip().lower() for name in head}
+    of_operators = bool(names & {"operator", "m", "n"})
+    if any(name.startswith("tpot") for name in names) or (
+        {"k", "batch"} <= names and not of_operators
+    ):
+        return text
+    if not path.is_file():
+        raise DomainError(f"{table}: a pipe can only hold a table of rates (k, batch, tpot_ms)")
+    return None
+
+
+def fit_rates(table: str, text: str, form: str, options: dict[str, Any]) -> str:
     """Fit an engine to rows, write its file and return what was found.
+
+    Parameters
+    ----------
+    table, text : str
+        The table's path, and what `rates_text` read from it.
+    form : {"table", "json"}
+    options : dict
+        Of the command, `output` among them.
 
     Raises
     ------
@@ -54,8 +131,9 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
     for name in _NOT_OF_RATES:
         if options[name] is not None:
             raise DomainError(f"--{name.replace('_', '-')} does not go with an engine's rates")
-    if not output.endswith((".yaml", ".yml")):
-        raise DomainError(f"an engine's file ends in .yaml; got {output}")
+    file = check_output(
+        options["output"], endings=(".yaml", ".yml"), overwrite=options["overwrite"]
+    )
     target = load_model(options["model"])
     draft = None if options["draft"] is None else load_model(options["draft"])
     kind = options["drafter"] or defaults.default_kind(target, draft)
@@ -66,91 +144,196 @@ def fit_rates(table: str, output: str, form: str, options: dict[str, Any]) -> st
     if others:
         raise DomainError(f"an engine's rates have one context; got {options['context']}")
     base = load_engine(options["engine"] or _START)
-    rows = _rows(Path(table))
-    seen = []
-    for at, k, batch, tpot, length in rows:
-        where: Served = served(
-            device,
-            target,
-            drafter,
-            Requests.alike(float(context)),
-            B=batch,
-            k=max(k, 1),
-            execution=Execution(tp=tp, kv_reread=base.kv_reread),
-        )
-        if k == 0:
-            seen.append(Observation(served=where, what="plain", value=batch / tpot))
-            continue
-        if length is None:
-            raise DomainError(f"{at}: a row with drafts needs acceptance_length")
-        try:
-            law = where.accepted_to(length)
-        except DomainError as error:
-            raise DomainError(f"{at}: acceptance_length: {error}") from None
-        seen.append(Observation(served=where, what="drafted", value=batch / tpot, accepted=law))
-    found = fit_engine(base, seen)
-    name = Path(output).stem
-    own = f"{Path(table).name}, {len(rows)} rows"
-    engine = Engine(
-        **{
-            **{f: getattr(found.engine, f) for f in Engine.__dataclass_fields__},
-            "name": name,
-            "title": f"{name} (from {base.title})",
-            "unknown": frozenset(),
-            "studies": {Path(table).name: own},
-        }
+    rows = _rows(text, table)
+    how = Execution(tp=tp, kv_reread=base.kv_reread)
+    _check_plausible(rows, device, target, drafter, context, how)
+    seen = _observations(rows, device, target, drafter, context, how)
+    found = fit_engine(base, list(seen.values()))
+    name = file.stem
+    engine = replace(
+        found.engine,
+        name=name,
+        title=f"{name} (from {base.title})",
+        unknown=frozenset(),
+        studies={Path(table).name: f"{Path(table).name}, {len(rows.at)} rows"},
     )
-    Path(output).write_text(engine_yaml(engine), encoding="utf-8")
-    return _text(engine, base, found, seen, rows, form)
+    write_text(file, engine_yaml(engine))
+    before, after = (_tpot(rows, seen, one) for one in (base, engine))
+    return _text(engine, base, found, rows, before, after, form)
 
 
-def _rows(file: Path) -> list[tuple[str, int, float, float, float | None]]:
-    """Return place, k, batch, time per token [s] and acceptance length of each row."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise DomainError(f"{file}: not a text file in UTF-8") from None
-    with io.StringIO(text, newline="") as lines:
-        table = csv.DictReader(lines)
-        missing = [name for name in _NEEDED if name not in (table.fieldnames or ())]
-        if missing:
-            raise DomainError(f"{file}: no column {', '.join(missing)}")
-        found = []
-        for row in table:
-            at = f"{file}:{table.line_num}"
-            k = _number(row, "k", at, whole=True)
-            batch, tpot = _number(row, "batch", at), _number(row, "tpot_ms", at)
-            length = row.get("acceptance_length") or None
-            if not batch or not tpot:
-                raise DomainError(f"{at}: batch and tpot_ms must be above 0")
-            G = None if length is None else _number(row, "acceptance_length", at)
-            found.append((at, int(k), batch, tpot / 1e3, G))
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _rows(text: str, table: str) -> _Rates:
+    """Read a table of rates."""
+    at: list[str] = []
+    found: list[tuple[float, float, float, float]] = []
+    for where, row in csv_records(text, table, _NEEDED):
+        k = _number(row, "k", where, low=0, high=_MOST_K)
+        if k != int(k):
+            raise DomainError(f"{where}: k must be a whole number; got {k:g}")
+        batch = _number(row, "batch", where, low=1, high=_MOST_BATCH)
+        tpot = _number(row, "tpot_ms", where, low=0, high=_MOST_MS)
+        if tpot == 0:
+            raise DomainError(f"{where}: tpot_ms must be above 0; got 0")
+        at.append(where)
+        found.append((k, batch, tpot / 1e3, _length(row, k, where)))
     if not found:
-        raise DomainError(f"{file}: holds no rows")
+        raise DomainError(f"{table}: holds no rows")
+    k_, batch_, tpot_, G = np.array(found).T
+    return _Rates(at=tuple(at), k=k_, batch=batch_, tpot=tpot_, G=G)
+
+
+def _length(row: dict[str, str], k: float, where: str) -> float:
+    """Return the acceptance length of a row; a plain one needs none."""
+    if not row.get("acceptance_length"):
+        if k:
+            raise DomainError(f"{where}: acceptance_length is missing; rows with k > 0 need it")
+        return 1.0
+    length = _number(row, "acceptance_length", where)
+    if not 1 <= length <= k + 1:
+        needed = f"in [1, {k + 1:g}] at k = {k:g}, the bonus token included" if k else "1 at k = 0"
+        raise DomainError(f"{where}: acceptance_length must be {needed}; got {length:g}")
+    return length
+
+
+def _number(
+    row: dict[str, str], name: str, where: str, *, low: float = -np.inf, high: float = np.inf
+) -> float:
+    text = row[name]
+    if not text:
+        raise DomainError(f"{where}: {name} is missing")
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if np.isnan(value):
+        why = " (a decimal comma is not read; write a point)" * bool(_COMMA.fullmatch(text))
+        raise DomainError(f"{where}: {name} must be a number; got {brief(text)}{why}")
+    if not low <= value <= high:
+        raise DomainError(f"{where}: {name} must be in [{low:g}, {high:g}]; got {value:g}")
+    return value
+
+
+_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+# -- whether rows can be true --------------------------------------------------------------------
+
+
+def _check_plausible(
+    rows: _Rates,
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    context: int,
+    how: Execution,
+) -> None:
+    """Refuse times that no engine takes, which are mostly times in another unit.
+
+    Raises
+    ------
+    DomainError
+        When a row's step or round is shorter or longer than `step_limits`.
+    """
+    limits = step_limits(
+        device, target, drafter, B=rows.batch, k=rows.k, L=float(context), execution=how
+    )
+    step = rows.tpot * rows.G
+    if (held := limits.hold(step)).all():
+        return
+    first = int(np.flatnonzero(~held)[0])
+    took = f"{_ms(rows.tpot[first])} a token"
+    if rows.k[first]:
+        took += f" and {rows.G[first]:.4g} tokens a round are {_ms(step[first])} a round,"
+    else:
+        took += " is"
+    if step[first] < limits.shortest[first]:
+        broken = (
+            f"less than an eighth of what one pass of {target.name} takes at least on "
+            f"{device.name} ({_ms(limits.ideal[first])})"
+        )
+    else:
+        broken = (
+            f"more than {_ms(limits.longest[first])} (a hundred times the least time of the passes "
+            f"of {target.name} on {device.name}, and 0.2 s of host time for each)"
+        )
+    raise DomainError(f"{rows.at[first]}: {took} {broken}: {_likely(rows, limits, held)}")
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:,.0f} ms" if value >= 1e3 else f"{value:.3g} ms"
+
+
+def _likely(rows: _Rates, limits: StepLimits, held: NDArray[np.bool_]) -> str:
+    """Return the unit that makes every row likely, or else the refused rows, or other causes."""
+    plausible = {
+        name: limits.likely(seconds(rows.tpot * 1e3, rows.batch) * rows.G)
+        for name, seconds in _UNITS[: 4 if (rows.batch == 1).all() else 5]
+    }
+    if units := [name for name, good in plausible.items() if good.all()]:
+        return f"tpot_ms seems to be in {' or '.join(units)}"
+    if units := [name for name, good in plausible.items() if good[~held].all()]:
+        some = f"{(~held).sum()} of {held.size} rows"
+        return f"tpot_ms seems to be in {' or '.join(units)} in {some}"
+    return (
+        "another unit does not explain it: check --model, --gpu and --tp, and that batch counts "
+        "the sequences that run at once"
+    )
+
+
+# -- fitting -------------------------------------------------------------------------------------
+
+
+def _observations(
+    rows: _Rates,
+    device: Device,
+    target: Architecture,
+    drafter: Drafter,
+    context: int,
+    how: Execution,
+) -> dict[bool, Observation]:
+    """Return plain rows (False) and drafted ones (True), each kind's passes timed as arrays."""
+    found = {}
+    for drafted in (False, True):
+        these = (rows.k > 0) == drafted
+        if not these.any():
+            continue
+        batch, k = rows.batch[these], np.maximum(rows.k[these], 1.0)
+        requests = Requests.alike(float(context))
+        one = served(device, target, drafter, requests, B=batch, k=k, execution=how)
+        found[drafted] = Observation(
+            served=one,
+            what="drafted" if drafted else "plain",
+            value=batch / rows.tpot[these],
+            accepted=one.accepted_alike(rows.G[these]) if drafted else None,
+        )
     return found
 
 
-def _number(row: dict[str, Any], name: str, at: str, *, whole: bool = False) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        raise DomainError(f"{at}: {name} must be a number; got {row.get(name)!r}") from None
-    if not 0 <= value < 1e9 or (whole and value != int(value)):
-        raise DomainError(f"{at}: {name} must be {'a whole number ' * whole}from 0; got {value:g}")
-    return value
+def _tpot(rows: _Rates, seen: dict[bool, Observation], engine: Engine) -> Floats:
+    """Return the time per token of each row under an engine. [s]"""
+    tpot = np.empty_like(rows.batch)
+    for drafted, one in seen.items():
+        these = (rows.k > 0) == drafted
+        tpot[these] = rows.batch[these] / one.predicted(engine)
+    return tpot
 
 
 def _text(
     engine: Engine,
     base: Engine,
     found: EngineFit,
-    seen: list[Observation],
-    rows: list[tuple[str, int, float, float, float | None]],
+    rows: _Rates,
+    before: Floats,
+    after: Floats,
     form: str,
 ) -> str:
-    before = [one.predicted(base) for one in seen]
-    after = [one.predicted(engine) for one in seen]
+    each = list(zip(rows.k, rows.batch, rows.tpot, before, after, strict=True))
     if form == "json":
+        names = ("batch", "tpot", "before", "after")
         return to_json(
             {
                 "engine": engine.name,
@@ -159,25 +342,28 @@ def _text(
                     for name, told in found.told.items()
                 },
                 "rows": [
-                    {"k": k, "batch": B, "tpot": tpot, "before": B / b, "after": B / a}
-                    for (_, k, B, tpot, _), b, a in zip(rows, before, after, strict=True)
+                    {"k": int(k), **dict(zip(names, map(float, values), strict=True))}
+                    for k, *values in each
                 ],
             }
         )
     out = Out()
     out.line(f"{engine.title}")
-    table = plain_table("value", "before", "fitted", "told by the rows")
+    order = ["value", "fitted", "decided by your rows", "before"]
+    table = Table("value", "before", "fitted", "decided by your rows", order=order)
     for name, told in found.told.items():
         unit = 1.0 if name == "kernels" else 1e3
         was, now = getattr(base, name) * unit, getattr(engine, name) * unit
         label = name.replace("_", " ") + ("" if name == "kernels" else " (ms)")
         table.add_row(label, f"{was:.4g}", f"{now:.4g}", f"{told:.0%}")
     out.table(table)
-    table = plain_table("k", "batch", "tpot ms", "before", "fitted")
-    for (_, k, B, tpot, _), b, a in zip(rows, before, after, strict=True):
-        table.add_row(
-            str(k), f"{B:g}", f"{tpot * 1e3:.2f}", f"{B / b * 1e3:.2f}", f"{B / a * 1e3:.2f}"
-        )
+    order = ["k", "batch", "tpot ms", "fitted", "before"]
+    table = Table("k", "batch", "tpot ms", "before", "fitted", order=order)
+    for k, B, tpot, b, a in each:
+        table.add_row(f"{k:g}", f"{B:g}", f"{tpot * 1e3:.2f}", f"{b * 1e3:.2f}", f"{a * 1e3:.2f}")
     out.table(table)
-    out.line("told: 0% the rows say nothing of it and it is where it was, 100% they alone decide")
+    out.line(
+        "decided by your rows: 0%: your rows do not determine this value and it keeps the "
+        "preset's; 100%: your rows alone determine it"
+    )
     return out.text()
