@@ -7,22 +7,28 @@ safe for colour-blind readers (Okabe and Ito).
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.comparison import Comparison
 from specmodel.errors import DomainError
-from specmodel.report import Answer, Prediction
+from specmodel.files import check_output, written_beside
+from specmodel.report import Answer, Prediction, Setup
 from specmodel.speculation import regime
 
 if TYPE_CHECKING:
@@ -37,7 +43,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 _MARKERS = "osD^vP*"
 _MOST_CELLS = 144  # of a map, for its numbers to be legible
+_MOST_TICKS = 20  # of a map's axis
+_MOST_PANELS = 24  # contexts of a figure
 _SUFFIXES = (".png", ".pdf", ".svg")
+_OFF = "0.6"  # grey
+_HATCH: dict[str, Any] = {
+    "facecolor": "none", "edgecolor": "black", "alpha": 0.3, "hatch": "//", "linewidth": 0
+}  # fmt: skip
 
 
 def speedup(result: xr.Dataset, *, ax: Axes | None = None, **line: Any) -> Axes:
@@ -117,30 +129,44 @@ def draft_map(result: xr.Dataset, *, ax: Axes | None = None, **mesh: Any) -> Axe
         raise DomainError(f"draft_map needs k over two or more B and L; got {dict(best.sizes)}")
     axes = ax or _axes()
     k, S = (result[name].transpose("L", "B").to_numpy() for name in ("k", "S"))
-    _draft_map(axes, result["B"].to_numpy(), result["L"].to_numpy(), k, S, **mesh)
+    most = max(int(k.max()), 1)
+    style = {"cmap": mpl.colormaps["viridis"].resampled(most + 1), **mesh}
+    drawn = _draft_map(axes, result["B"].to_numpy(), result["L"].to_numpy(), k, S, **style)
+    ticks = range(0, most + 1, max(1, most // 8))
+    axes.figure.colorbar(drawn, ax=axes, ticks=ticks, label="best k [token], 0: off")
     return axes
 
 
 def _draft_map(
     axes: Axes, batches: Any, contexts: Any, k: NDArray[np.int_], S: Floats, **mesh: Any
-) -> None:
+) -> QuadMesh:
     """Draw a map of k with k and S written in each cell, where they are few enough to read."""
     most = max(int(k.max()), 1)
-    colours = mpl.colormaps["viridis"].resampled(most + 1)
-    style = {"cmap": colours, "vmin": -0.5, "vmax": most + 0.5, "shading": "nearest", **mesh}
-    places = np.arange(len(batches)), np.arange(len(contexts))
-    drawn = axes.pcolormesh(*places, k, **style)
-    axes.set_xticks(places[0], [f"{b:g}" for b in batches])
-    axes.set_yticks(places[1], [f"{x:g}" for x in contexts])
+    style = {"vmin": -0.5, "vmax": most + 0.5, "shading": "nearest", **mesh}
+    drawn = axes.pcolormesh(np.arange(len(batches)), np.arange(len(contexts)), k, **style)
+    _value_ticks(axes.xaxis, batches)
+    _value_ticks(axes.yaxis, contexts)
     if k.size <= _MOST_CELLS:
         for (y, x), drafts in np.ndenumerate(k):
             text = f"{int(drafts)}\n{S[y, x]:.2f}" if drafts else "off"
-            colour = "black" if drafts > most / 2 else "white"
-            axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=colour)
-    ticks = range(0, most + 1, max(1, most // 8))
-    axes.figure.colorbar(drawn, ax=axes, ticks=ticks, label="best k [token], 0: off")
+            ink = _ink(drawn.to_rgba(np.array([drafts]))[0])
+            axes.annotate(text, (x, y), ha="center", va="center", fontsize=7, color=ink)
     axes.set_xlabel("batch B [-]")
     axes.set_ylabel("context L [token]")
+    return drawn
+
+
+def _value_ticks(axis: Axis, values: Any) -> None:
+    """Name the columns or rows of a map, as many of them as can be read."""
+    step = -(-len(values) // _MOST_TICKS)
+    places = range(0, len(values), step)
+    axis.set_ticks(places, [f"{float(values[i]):.10g}" for i in places])
+
+
+def _ink(colour: Any) -> str:
+    """Return the colour of text that is read on another."""
+    red, green, blue = to_rgb(colour)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def surprisal(
@@ -214,14 +240,22 @@ def roofline(
     low, high = min(*found, ridge) / 2, max(*found, ridge) * 4
     x = np.geomspace(low, high, 200)
     axes.plot(x, np.minimum(peak, x * bandwidth) / 1e12, color="black", label="roofline")
-    for colour, marker, kind in ((COLOURS[0], "o", "decode"), (COLOURS[1], "s", "verify")):
+    for inside, marker, kind in (("black", "o", "decode"), ("none", "s", "verify")):
         intensity = [p[f"intensity_{kind}"] for p in points]
         rate = [p[f"mfu_{kind}"] * peak / 1e12 for p in points]
-        axes.plot(intensity, rate, marker, color=colour, label=kind, markersize=5, alpha=0.8)
+        style: dict[str, Any] = {
+            "markersize": 5,
+            "markerfacecolor": inside,
+            "markeredgecolor": "black",
+        }
+        axes.plot(intensity, rate, marker, label=kind, **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.axvline(ridge, color="0.7", linestyle=":", linewidth=1)
-    axes.annotate(f"rho = {ridge:.0f}", (ridge, peak / 1e12), (3, -12), textcoords="offset points")
+    axes.set_ylim(top=peak / 1e12 * 3)
+    axes.annotate(
+        f"rho = {ridge:.0f}", (ridge, peak / 1e12), (-4, 4), textcoords="offset points", ha="right"
+    )
     axes.set_xlabel("arithmetic intensity [FLOP/B]")
     axes.set_ylabel("rate [TFLOP/s]")
     axes.legend(frameon=False, fontsize="small", loc="lower right")
@@ -231,110 +265,241 @@ def roofline(
 def prediction_figure(result: Prediction) -> Figure:
     """Return a figure: speedup against batch with k* and regimes shaded, and the roofline.
 
-    Where several batches and contexts were asked for, a map of the best k over both follows;
-    what does not fit is hatched.
+    Where several batches and contexts were asked for, a map of the best k over both follows. A
+    k has one colour throughout the figure; what does not fit is dashed, hollow or hatched.
+
+    Raises
+    ------
+    DomainError
+        When there are more contexts than a figure can show.
     """
-    contexts, batches = result.setup.contexts, result.setup.batches
-    mapped = min(len(contexts), len(batches)) > 1
+    setup = result.setup
+    contexts = _shown_contexts(setup.contexts)
+    mapped = min(len(contexts), len(setup.batches)) > 1
     rows = len(contexts) + mapped
     figure = Figure(figsize=(11, 4.2 * rows), layout="constrained")
     cells = figure.add_gridspec(rows, 2, width_ratios=(3, 2))
-    grid = [[figure.add_subplot(cells[i, j]) for j in range(2)] for i in range(len(contexts))]
-    if mapped:
-        _prediction_map(figure.add_subplot(cells[-1, :]), result)
-    device, target = result.setup.device, result.setup.target
-    for row, answer in zip(grid, result.answers, strict=True):
-        _speedup_by_batch(row[0], result, answer)
+    colours = _colours_of_k(result, mapped=mapped)
+    for i, answer in enumerate(result.answers):
+        left, right = (figure.add_subplot(cells[i, j]) for j in range(2))
+        _speedup_by_batch(left, result, answer, colours)
         here = [p for p in result.points if p["context"] == answer.context]
-        roofline(device.flops(target.weight_dtype), device.memory_bandwidth, here, ax=row[1])
-        row[1].set_title(f"roofline, {target.weight_dtype} (points: batches asked for)")
-    figure.suptitle(
-        f"{target.name} on {device.label}, {result.setup.drafter.kind}, "
-        f"{result.setup.execution.level} level, basis {result.setup.basis}"
+        dtype = setup.target.weight_dtype
+        roofline(setup.device.flops(dtype), setup.device.memory_bandwidth, here, ax=right)
+        right.set_title(f"roofline, {dtype}, at the batches asked for")
+    if mapped:
+        _prediction_map(figure.add_subplot(cells[-1, :]), result, colours)
+    _legend_below(figure, _prediction_keys(result, colours))
+    held = setup.drafter.weights(setup.target)
+    drafter = setup.drafter.kind + (f" ({held.name})" if held is not None else "")
+    _title(
+        figure,
+        f"Speedup by batch: {setup.target.name} on {_devices(setup)}, drafter {drafter}",
+        f"{setup.execution.level} level, basis {setup.basis}",
     )
     return figure
 
 
-def _prediction_map(axes: Axes, result: Prediction) -> None:
+def _shown_contexts(contexts: Sequence[int]) -> Sequence[int]:
+    if len(contexts) > _MOST_PANELS:
+        raise DomainError(
+            f"a figure shows at most {_MOST_PANELS} contexts; got {len(contexts):,} (--context)"
+        )
+    return contexts
+
+
+def _devices(setup: Setup) -> str:
+    count = setup.execution.layout.devices
+    return f"{count} x {setup.device.label}" if count > 1 else setup.device.label
+
+
+def _title(figure: Figure, *lines: str) -> None:
+    """Write a title in lines that are no wider than the figure; a dollar sign starts no formula."""
+    width = int(figure.get_figwidth() * 10)
+    folded = [part for line in lines for part in textwrap.wrap(line, width)]
+    figure.suptitle("\n".join(folded), parse_math=False)
+
+
+def _legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """Add a legend below all panels, in as many columns as fit; the figure grows by its rows."""
+    labels = [str(handle.get_label()).replace("$", r"\$") for handle in handles]
+    column = 0.6 + 0.075 * max(map(len, labels))
+    rows = -(-len(labels) // max(1, int(figure.get_figwidth() / column)))
+    columns = -(-len(labels) // rows)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
+    )
+
+
+def _ks_of(result: Prediction, answer: Answer) -> list[int]:
+    """Return the k >= 1 that have a line at a context: the schedule's, or the best that loses."""
+    setup = result.setup
+    ks = {run.k for run in answer.schedule} - {0}
+    if not ks and setup.k is None and setup.k_max:
+        ks = {p["break_even_k"] for p in result.points if p["context"] == answer.context}
+    return sorted(ks) or ([setup.k] if setup.k else [])
+
+
+def _colours_of_k(result: Prediction, *, mapped: bool) -> dict[int, Any]:
+    """Return a colour for each k of a figure: of the palette, or of a scale where they are many."""
+    ks = {k for answer in result.answers for k in _ks_of(result, answer)}
+    if mapped:
+        ks |= {p["k_star"] for p in result.points} - {0}
+    scale = [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.95, len(ks))]
+    colours: Sequence[Any] = COLOURS[:-1] if len(ks) < len(COLOURS) else scale
+    return {0: _OFF, **dict(zip(sorted(ks), colours, strict=False))}
+
+
+def _prediction_keys(result: Prediction, colours: Mapping[int, Any]) -> list[Artist]:
+    """Return what the legend explains, of what the figure shows."""
+    setup, fixed = result.setup, result.setup.k
+    dots: dict[str, Any] = {"marker": "o", "color": "black", "linestyle": "none", "markersize": 4}
+    keys: list[Artist] = [Patch(color=colours[k], label=f"k = {k}") for k in colours if k]
+    best_of_runs = {run.k for answer in result.answers for run in answer.schedule}
+    if 0 in best_of_runs | {p["k_star"] for p in result.points}:
+        keys.append(Patch(color=_OFF, alpha=0.5, label="off"))
+    if fixed != 0:
+        name = "best k" if fixed is None else f"k = {fixed} or off"
+        keys.append(Line2D([], [], color="black", linewidth=4, label=name))
+    if any(p["fits"] for p in result.points):
+        keys.append(Line2D([], [], **dots, label="batch asked for"))
+    if not all(p["fits"] for p in result.points):
+        hollow = {**dots, "markerfacecolor": "white"}
+        keys.append(Line2D([], [], **hollow, label="asked for, does not fit"))
+    if any(
+        setup.max_batch(k, answer.context) < _last_batch(setup, answer)
+        for answer in result.answers
+        for k in _ks_of(result, answer)
+    ):
+        keys.append(Line2D([], [], color="0.3", linestyle="--", label="k that does not fit"))
+    return keys
+
+
+def _prediction_map(axes: Axes, result: Prediction, colours: Mapping[int, Any]) -> None:
     setup = result.setup
     at = {(p["context"], p["batch"]): p for p in result.points}
     rows = [[at[context, batch] for batch in setup.batches] for context in setup.contexts]
     k = np.array([[p["k_star"] for p in row] for row in rows])
     S = np.array([[p["S_star"] for p in row] for row in rows])
-    _draft_map(axes, setup.batches, setup.contexts, k, S)
+    shades = ListedColormap([colours.get(n, "white") for n in range(max(int(k.max()), 1) + 1)])
+    _draft_map(axes, setup.batches, setup.contexts, k, S, cmap=shades)
     for y, row in enumerate(rows):
         for x, point in enumerate(row):
             used = setup.memory(point["k_star"], point["context"])
             if not used.fits(point["batch"]):
-                cell = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="//", edgecolor="0.6")
-                cell.set_linewidth(0)
-                axes.add_patch(cell)
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **_HATCH))
     axes.set_title("best k and its speedup over batch and context; hatched: does not fit")
 
 
 def check_file(file: str | os.PathLike[str]) -> None:
-    """Refuse a file that no figure can be written to.
+    """Refuse a file that no figure may be written to; call it before any work.
+
+    A regular file is replaced where it is empty or holds the format that its name says.
 
     Raises
     ------
     DomainError
-        When the ending is unknown or the folder is not there.
+        When the ending is unknown, the folder is not there, or something else is in the place.
     """
-    path = Path(file)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise DomainError(f"cannot write {path}: a figure ends in {', '.join(_SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise DomainError(f"cannot write {path}: no folder {path.parent}")
+    check_output(file, endings=_SUFFIXES, own_format=True)
 
 
 def save(figure: Figure, file: str | os.PathLike[str]) -> None:
-    """Write a figure; the ending says the format.
+    """Write a figure, whole or not at all; the ending says the format.
 
     Raises
     ------
     DomainError
-        When the ending is unknown or the file cannot be written.
+        When `check_file` refuses the file, or it cannot be written.
     """
     check_file(file)
     try:
-        figure.savefig(file, dpi=150)
+        with written_beside(file) as temporary:
+            figure.savefig(temporary, dpi=150)
     except (OSError, ValueError) as error:
-        raise DomainError(f"cannot write {os.fspath(file)}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DomainError(f"{os.fspath(file)}: cannot be written: {reason}") from None
 
 
-def _speedup_by_batch(axes: Axes, result: Prediction, answer: Answer) -> None:
-    setup = result.setup
-    last = answer.schedule[-1].last
-    batches = np.unique(np.round(np.geomspace(1, last, 120)))
-    shown = {run.k for run in answer.schedule if run.k} or {1}
-    ks = sorted(shown)
-    ks = ks if len(ks) <= 5 else [ks[i] for i in np.linspace(0, len(ks) - 1, 5).astype(int)]
-    best = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
-    S, drafts = setup.scan(batches, answer.context, max(shown))
-    for i, k in enumerate(ks):
-        axes.plot(batches, S[:, drafts == k], color=COLOURS[i], linewidth=1, label=f"k = {k}")
-    envelope = [S[i, run.k] for i, run in enumerate(best)]
-    axes.plot(batches, envelope, color="black", linewidth=2, label="best k")
+def _last_batch(setup: Setup, answer: Answer) -> int:
+    return max(answer.schedule[-1].last, *setup.batches)
+
+
+def _speedup_by_batch(
+    axes: Axes, result: Prediction, answer: Answer, colours: Mapping[int, Any]
+) -> None:
+    """Draw S of each k over batch, dashed where it does not fit, and the schedule's best k."""
+    setup, runs, context = result.setup, answer.schedule, answer.context
+    ks = _ks_of(result, answer)
+    limits = {k: setup.max_batch(k, context) for k in [0, *ks]}
+    end = _last_batch(setup, answer)
+    edges = [x for run in runs for x in (run.first, run.last)] + list(limits.values())
+    grid = np.round(np.geomspace(1, end, 200))
+    batches = np.unique([*grid, *(x for x in edges if 1 <= x <= end)])
+    S, _ = setup.scan(batches, context, max([0, *ks]))
+    for k in ks:
+        for here, style in ((batches <= limits[k], "-"), (batches >= limits[k], "--")):
+            axes.plot(batches[here], S[here, k], color=colours[k], linewidth=1.2, linestyle=style)
+    planned = batches[batches <= runs[-1].last]
+    _best_line(axes, answer, planned, S, limits, colours)
+    for point in (p for p in result.points if p["context"] == context):
+        inside = "black" if point["fits"] else "white"
+        axes.plot(point["batch"], point["S"], "ko", markersize=4, markerfacecolor=inside, zorder=4)
+    axes.axhline(1.0, color="0.4", linewidth=1, linestyle=":")
     axes.margins(y=0.12)
-    _shade(axes, answer)
-    _regime_strip(axes, result, answer, batches)
-    asked = [p for p in result.points if p["context"] == answer.context]
-    axes.plot([p["batch"] for p in asked], [p["S"] for p in asked], "ko", markersize=4)
-    axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
     _batch_axis(axes)
+    width = max(np.log(end), np.log(2))
+    axes.set_xlim(np.exp(-0.04 * width), end * np.exp(0.09 * width))
+    _shade(axes, answer, colours)
+    _regime_strip(axes, result, answer, planned)
+    _memory_edges(axes, limits, batches, S[:, [0, *ks]].max(axis=1))
     axes.set_ylabel("speedup S [-]")
-    axes.set_title(f"context {answer.context}; shading: best k (grey: off), strip: regime")
-    axes.legend(frameon=False, fontsize="small", loc="best")
+    what = "best k" if setup.k is None else f"k = {setup.k} or off" if setup.k else "off"
+    axes.set_title(f"context {context} tokens; shading: {what}, strip: regime")
 
 
-def _shade(axes: Axes, answer: Answer) -> None:
+def _best_line(
+    axes: Axes,
+    answer: Answer,
+    batches: Floats,
+    S: Floats,
+    limits: Mapping[int, int],
+    colours: Mapping[int, Any],
+) -> None:
+    """Draw the schedule's S, cased in black; it is broken where a k ends for want of memory.
+
+    Parameters
+    ----------
+    batches : ndarray
+        Those of the schedule. [-]
+    S : ndarray, shape (at least as many batches, k from 0)
+        [-]
+    limits : mapping of int to int
+        The largest batch that fits with each k. [-]
+    """
+    best = np.array([next(run.k for run in answer.schedule if b <= run.last) for b in batches])
+    reached = S[np.arange(len(batches)), best]
+    full = np.array([limits[k] for k in best[:-1]]) < batches[1:]
+    ends = np.flatnonzero((np.diff(best) != 0) & full) + 1
+    x, y = np.insert(batches, ends, batches[ends]), np.insert(reached, ends, np.nan)
+    style: dict[str, Any] = {
+        "linestyle": "-" if answer.plain.batch else "--",
+        "solid_capstyle": "butt",
+    }
+    axes.plot(x, y, color="black", linewidth=4, zorder=2.5, label="best k", **style)
+    for k in np.unique(best):
+        own = np.where(np.insert(best, ends, -1) == k, y, np.nan)
+        axes.plot(x, own, color=colours[int(k)], linewidth=1.6, zorder=2.6, **style)
+
+
+def _shade(axes: Axes, answer: Answer, colours: Mapping[int, Any]) -> None:
     """Shade the runs of one k; name the k at the bottom where there is room."""
     low, high = axes.get_xlim()
-    for i, run in enumerate(answer.schedule):
-        left, right = max(run.first - 0.5, 0.8), run.last + 0.5
-        colour = "0.75" if run.k == 0 else COLOURS[5] if i % 2 == 0 else COLOURS[4]
-        axes.axvspan(left, right, color=colour, alpha=0.18, linewidth=0)
-        if np.log(right / left) > np.log(max(high, 2) / max(low, 0.8)) * 0.06:
+    for run in answer.schedule:
+        left, right = max(run.first - 0.5, low), min(run.last + 0.5, high)
+        axes.axvspan(left, right, color=colours[run.k], alpha=0.22, linewidth=0, zorder=0)
+        if _room(axes, left, right) > 0.06:
             axes.annotate(
                 f"k={run.k}" if run.k else "off",
                 (np.sqrt(left * right), 0.02),
@@ -344,29 +509,88 @@ def _shade(axes: Axes, answer: Answer) -> None:
             )
 
 
+def _room(axes: Axes, left: float, right: float) -> float:
+    """Return the share of the axis between two batches."""
+    low, high = axes.get_xlim()
+    return float(np.log(right / left) / np.log(high / low))
+
+
+def _memory_edges(axes: Axes, limits: Mapping[int, int], batches: Floats, highest: Floats) -> None:
+    """Mark the batches above which the drafter, and the target alone, do not fit.
+
+    Parameters
+    ----------
+    limits : mapping of int to int
+        The largest batch that fits with each k. [-]
+    batches, highest : ndarray
+        The highest line over batch, which names of edges keep clear of. [-]
+    """
+    low, high = axes.get_xlim()
+    plain = limits[0]
+    drafting = max((batch for k, batch in limits.items() if k), default=plain)
+    marks = [(drafting, "drafter does not fit", "right")] if drafting < plain else []
+    for batch, text, side in [*marks, (plain, "does not fit", "left")]:
+        if not batch:
+            _note(axes, low, 0.09, f"{text} at any batch", ha="left")
+        elif batch < high:
+            axes.axvline(batch + 0.5, color="0.3", linewidth=1, linestyle="-.")
+            bottom, top = axes.get_ylim()
+            above = np.interp(batch, batches, highest) > (bottom + top) / 2
+            style = {"va": "bottom"} if above else {"va": "top"}
+            _note(axes, batch + 0.5, 0.16 if above else 0.92, text, ha=side, rotation=90, **style)
+    if plain < high:
+        axes.axvspan(plain + 0.5 if plain else low, high, **_HATCH, zorder=0)
+
+
+def _note(axes: Axes, batch: float, height: float, text: str, *, ha: str, **style: Any) -> None:
+    """Write a text on white beside a batch, below the lines."""
+    axes.annotate(
+        text,
+        (batch, height),
+        (-3 if ha == "right" else 3, 0),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha=ha,
+        fontsize="x-small",
+        bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 1},
+        zorder=1.5,
+        **style,
+    )
+
+
 def _regime_strip(axes: Axes, result: Prediction, answer: Answer, batches: Floats) -> None:
-    """Colour a strip along the top by the regime at the best k (at k = 1 where it is off)."""
+    """Divide a strip along the top by the regime at the best k (at k = 1 where it is off)."""
     setup = result.setup
     widths = np.arange(1, max(1, *(run.k for run in answer.schedule)) + 2)
     stars = setup.critical_batch(answer.context, widths)
     runs = [next(r for r in answer.schedule if r.first <= b <= r.last) for b in batches]
     names = regime(batches, stars[[max(run.k, 1) for run in runs]], stars[0])
-    edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(batches) - 1]
+    low, high = axes.get_xlim()
+    borders = np.append(np.maximum(batches - 0.5, low), min(batches[-1] + 0.5, high))
+    edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), len(batches)]
     for left, right in pairwise(edges):
         name = str(names[left])
-        ends = batches[left], batches[right]
-        colour = {"I": COLOURS[2], "II": COLOURS[4], "III": COLOURS[1]}[name]
-        axes.axvspan(*ends, ymin=0.95, color=colour, alpha=0.5, linewidth=0)
+        ends = float(borders[left]), float(borders[right])
+        shade = {"I": "1.0", "II": "0.85", "III": "0.7"}[name]
+        axes.axvspan(*ends, ymin=0.95, facecolor=shade, edgecolor="0.4", linewidth=0.5)
+        if _room(axes, *ends) < 0.03:
+            continue
         middle = (np.sqrt(ends[0] * ends[1]), 0.972)
         axes.annotate(
-            name if left else f"regime {name}", middle, xycoords=("data", "axes fraction"),
-            ha="center", va="center", fontsize="x-small",
+            f"regime {name}" if _room(axes, *ends) > 0.12 else name, middle,
+            xycoords=("data", "axes fraction"), ha="center", va="center", fontsize="x-small",
         )  # fmt: skip
 
 
 def _batch_axis(axes: Axes) -> None:
+    """Scale the axis by powers of two; where it spans less than two of them, by whole numbers."""
+    low, high = axes.dataLim.intervalx
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if low == high:
+        axes.xaxis.set_major_locator(FixedLocator([low]))
+    elif high < 4 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("batch B [-]")
 
@@ -379,35 +603,63 @@ def _axes() -> Axes:
 
 
 def comparison_figure(result: Comparison) -> Figure:
-    """Return a figure of speedup over batch, a line for each drafter, a panel for each context."""
-    contexts = result.setup.contexts
-    figure = Figure(figsize=(5.5 * len(contexts) + 2.5, 4.2), layout="constrained")
-    for axes, context in zip(
-        figure.subplots(1, len(contexts), squeeze=False)[0], contexts, strict=True
-    ):
-        for i, row in enumerate(result.rows):
-            points = [p for p in row.points if p["context"] == context]
-            axes.plot(
-                [p["batch"] for p in points],
-                [p["S"] for p in points],
-                color=COLOURS[i % len(COLOURS)],
-                marker=_MARKERS[i % len(_MARKERS)],
-                linestyle="-" if i < len(COLOURS) else "--",
-                markersize=4,
-                label=row.candidate.label,
-            )
+    """Return a figure of speedup over batch, a line for each drafter, a panel for each context.
+
+    Raises
+    ------
+    DomainError
+        When there are more contexts than a figure can show.
+    """
+    setup = result.setup
+    contexts = _shown_contexts(setup.contexts)
+    columns = 2 if len(contexts) == 4 else min(len(contexts), 3)
+    rows = -(-len(contexts) // columns)
+    size = (max(7.5, 5.2 * columns), 3.8 * rows + 0.4)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for axes, context in zip(grid, contexts, strict=False):
+        for i in range(len(result.rows)):
+            _comparison_line(axes, result, i, context)
         axes.axhline(1.0, color="0.5", linewidth=1)
         _batch_axis(axes)
         axes.set_ylabel("speedup S at the best k [-]")
-        axes.set_title(f"context {context} tokens (1: off)")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
-    setup = result.setup
-    figure.suptitle(
-        f"{setup.target.name} on {setup.device.label}, {setup.execution.level} level, "
-        f"basis {setup.basis}"
+        axes.set_title(f"context {context} tokens (S = 1: off)")
+    for axes in grid[len(contexts) :]:
+        axes.set_visible(False)
+    keys = [Line2D([], [], **_line_style(i), label=row.candidate.label)
+            for i, row in enumerate(result.rows)]  # fmt: skip
+    if not all(p["fits"] for row in result.rows for p in row.points):
+        hollow: dict[str, Any] = {"marker": "o", "color": "black", "markerfacecolor": "white"}
+        keys.append(Line2D([], [], linestyle="none", markersize=5, **hollow, label="does not fit"))
+    _legend_below(figure, keys)
+    _title(
+        figure,
+        f"Speedup by drafter: {setup.target.name} on {_devices(setup)}",
+        f"{setup.execution.level} level, basis {setup.basis}",
     )
     return figure
+
+
+def _line_style(index: int) -> dict[str, Any]:
+    """Return a look that no other drafter has, up to the square of the palette's length."""
+    again = index // len(COLOURS)
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": _MARKERS[(index + again) % len(_MARKERS)],
+        "linestyle": ("-", "--", ":", "-.")[again % 4],
+        "markersize": 5,
+    }
+
+
+def _comparison_line(axes: Axes, result: Comparison, index: int, context: int) -> None:
+    """Draw one drafter, with hollow markers where it does not fit."""
+    points = [p for p in result.rows[index].points if p["context"] == context]
+    batches, S = [p["batch"] for p in points], [p["S"] for p in points]
+    style = _line_style(index)
+    axes.plot(batches, S, **style)
+    hollow = [i for i, p in enumerate(points) if not p["fits"]]
+    over = {**style, "linestyle": "none", "markerfacecolor": "white"}
+    axes.plot([batches[i] for i in hollow], [S[i] for i in hollow], **over)
 
 
 def residual_figure(fitted: TableFit) -> Figure:
@@ -480,9 +732,8 @@ def measured_figure(record: Mapping[str, Any]) -> Figure:
             axes.set_xlabel("drafts k [token]")
             axes.set_ylabel(label)
             axes.set_title(f"temperature {temperature:g}", fontsize="medium")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
-    figure.suptitle(f"{record['target']}, drafts by {record['draft']}, {record['device']}")
+    _legend_below(figure, grid[0, 0].get_legend_handles_labels()[0])
+    _title(figure, f"{record['target']}, drafts by {record['draft']}, {record['device']}")
     return figure
 
 
