@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from specmodel.drafters import Drafter
 from specmodel.errors import ExtrapolationWarning, real_array
 from specmodel.hardware import Device
 from specmodel.memory import Memory, devices_needed, memory
-from specmodel.reasons import reasons
+from specmodel.reasons import gap_reason, reasons
 from specmodel.roofline import CALIBRATED, Execution, critical_batch, gemm_turn_rows
 from specmodel.speculation import (
     RoundTime,
@@ -253,6 +253,8 @@ class Answer:
     best_loss : float
         Highest S of any k >= 1 where the schedule is off throughout, above 1 where those that
         pay do not fit; NaN where one is on. [-]
+    gaps : tuple of str
+        Why it is off between batches that are on, a line for each such gap.
     """
 
     context: int
@@ -263,6 +265,7 @@ class Answer:
     kv_passes_weights: float | None
     memory_ends_it: bool
     best_loss: float
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +307,12 @@ def predict(setup: Setup) -> Prediction:
         points=tuple(_with_intervals(setup, points)),
         answers=answers,
         why=tuple(why),
-        warnings=(*notes, *_limits(setup, points), *_beyond(setup, points)),
+        warnings=(
+            *notes,
+            *_limits(setup, points),
+            *_apart(answers, points),
+            *_beyond(setup, points),
+        ),
         speedup_rises_from=rises,
     )
 
@@ -374,7 +382,32 @@ def _limits(setup: Setup, points: Sequence[Mapping[str, Any]]) -> list[str]:
         notes.append(f"context {longest} is beyond the {most} positions {setup.target.name} is for")
     if setup.k is None and setup.k_max and any(p["k_star"] == setup.k_max for p in points):
         notes.append(f"the best k is the largest considered, {setup.k_max} (k_max)")
+    full = [p for p in points if "drafter" in (p["full"] or "")]
+    if full and setup.drafter.device is not None:
+        least = min(full, key=lambda p: p["draft_memory_bytes"])
+        need, held = (least[f"draft_memory_{what}"] / 1e9 for what in ("bytes", "capacity"))
+        notes.append(
+            f"the drafter does not fit on {setup.drafter.device.label}, its own device: it needs "
+            f"{need:.3g} of {held:.3g} GB at batch {least['batch']}, context {least['context']}"
+        )
     return notes
+
+
+def _apart(answers: Sequence[Answer], points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say where the k of a point is another than its schedule's, which has no small steps."""
+    for answer in answers:
+        found = [
+            f"batch {p['batch']} ({p['k']}, schedule {run.k})"
+            for p in points
+            if p["context"] == answer.context and p["fits"]
+            for run in answer.schedule
+            if run.first <= p["batch"] <= run.last and p["k"] != run.k and p["k"] == p["k_star"]
+        ]
+        if found:
+            yield (
+                f"context {answer.context}: the best k of a batch is not the schedule's, which "
+                f"leaves out gains too small to tell: {', '.join(found)}"
+            )
 
 
 @contextmanager
@@ -419,6 +452,7 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         "verdict": _verdict(float(S[on]) if on < S.size and setup.k != 0 else 1.0),
         **_break_even(setup, batch, context, on),
         "memory_bytes": float(used.total(batch)),
+        **_on_the_drafters_device(used, batch),
         "max_batch": int(used.max_batch),
         "fits": bool(used.fits(batch)),
         "devices_needed": setup.devices_needed(batch, context, k),
@@ -437,6 +471,23 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         off=k == 0,
     )
     return point, reason
+
+
+def _on_the_drafters_device(used: Memory, batch: int) -> dict[str, Any]:
+    """Return what a device of the drafter's own takes and holds (None: has none), and what is full.
+
+    ``full`` names the devices on which the batch does not fit: the target's, the drafter's.
+    """
+    own = used.draft_capacity is not None
+    full = {
+        "target": not bool(used.target_fits(batch)),
+        "drafter": not bool(used.draft_fits(batch)),
+    }
+    return {
+        "draft_memory_bytes": float(used.draft_total(batch)) if own else None,
+        "draft_memory_capacity": used.draft_capacity,
+        "full": " and ".join(name for name, holds in full.items() if holds) or None,
+    }
 
 
 def _times(times: RoundTime, speed: float, batch: int) -> dict[str, float]:
@@ -522,7 +573,25 @@ def _answer(setup: Setup, context: int) -> Answer:
         ),
         memory_ends_it=ends,
         best_loss=loss,
+        gaps=tuple(_gaps(setup, context, runs)),
     )
+
+
+def _gaps(setup: Setup, context: int, runs: Sequence[Interval]) -> Iterator[str]:
+    """Say of each run that is off between two that are on why it is."""
+    for before, run in pairwise(runs[:-1]):
+        if run.k == 0:
+            yield gap_reason(
+                setup.device,
+                setup.target,
+                setup.drafter,
+                lambda batch, k: setup.round(batch, context, k),
+                first=run.first,
+                last=run.last,
+                k=before.k,
+                L=context,
+                execution=setup.execution,
+            )
 
 
 def _candidates(setup: Setup) -> NDArray[np.int_]:
@@ -562,10 +631,8 @@ def headline(answer: Answer, setup: Setup) -> str:
         if not tried:
             return "speculation is off, as asked (k = 0)"
         if answer.best_loss > 1:
-            return (
-                f"leave speculation off: it would pay (S = {answer.best_loss:.2f}) but its drafter "
-                "and draft positions do not fit beside the model"
-            )
+            pays = f"it would pay (S = {answer.best_loss:.2f})"
+            return f"leave speculation off: {pays} but {does_not_fit(setup, answer)}"
         what = "no k pays" if k is None else f"k = {k} does not pay"
         best = (
             f" (the best reaches S = {answer.best_loss:.2f})"
@@ -578,9 +645,27 @@ def headline(answer: Answer, setup: Setup) -> str:
     on = [run for run in runs if run.k]
     if runs[0].k and runs[-1].k == 0 and all(run.k for run in runs[:-1]):
         edge = on[-1].last
-        beyond = "the drafter no longer fits" if answer.memory_ends_it else "off"
+        beyond = _full_above(setup, answer, on[-1]) if answer.memory_ends_it else "off"
         return f"speculation pays up to batch {edge}: {_steps(on)}, above {edge} {beyond}"
     return f"speculation pays in part: {', '.join(_spans(runs))}"
+
+
+def does_not_fit(setup: Setup, answer: Answer) -> str:
+    """Say what does not fit at a batch of 1: the drafter beside the model, or on its own device."""
+    used = setup.memory(answer.with_drafter.k, answer.context)
+    device = setup.drafter.device
+    if device is None or used.draft_fits(1):
+        return "the drafter and its draft positions do not fit beside the model"
+    need, held = float(used.draft_total(1)) / 1e9, device.memory_capacity / 1e9
+    return f"the drafter needs {need:.3g} GB on {device.label}, which holds {held:.3g} GB"
+
+
+def _full_above(setup: Setup, answer: Answer, run: Interval) -> str:
+    """Say what is full above a run that memory ends."""
+    used = setup.memory(run.k, answer.context)
+    if used.draft_fits(run.last + 1) or setup.drafter.device is None:
+        return "the drafter no longer fits"
+    return f"the drafter's own device, {setup.drafter.device.label}, is full"
 
 
 def _steps(runs: tuple[Interval, ...] | list[Interval]) -> str:

@@ -294,8 +294,8 @@ def schedule(
         a fitted pass that are smaller than its errors do not change the answer to and fro. [-]
     errors : callable, optional
         From batches and draft lengths to the standard deviation of the logarithm of the ratio of
-        two S, by batch, k and the other k (`specmodel.uncertainty.ratio_errors`). With it, gaps
-        and islands that it cannot tell from the k beside them are joined to it: runs of a k that
+        two S, by batch, k and the other k (`specmodel.uncertainty.ratio_errors`). Gaps and
+        islands that it cannot tell from the k beside them are joined to it: runs of a k that
         is below, or above, those of the runs on both sides. The first and the last run stay.
     execution : Execution, optional
         Or its fields as keywords.
@@ -358,9 +358,9 @@ def _joined(
 ) -> NDArray[np.int_]:
     """Return the columns by row of S without the gaps and islands that errors cannot tell apart.
 
-    The run that gives up least by it is joined first: few batches, or a small gain. A short
-    island of on goes with the off around it as a short gap of off with the on around it, so that
-    the last edge leans neither way.
+    A run is joined to one beside it that is as long or longer, the run that gives up least by
+    it first: few batches, or a small gain. A short island of on goes with the off around it as a
+    short gap of off with the on around it, so that the last edge leans neither way.
     """
     runs = [(start, end, int(best[start])) for start, end in _runs(best)]
     if not any(_stands_out(runs, i) for i in range(len(runs))):
@@ -392,7 +392,8 @@ def _joined(
             (given_up(*runs[i][:2], other), i, other)
             for i in range(len(runs))
             if _stands_out(runs, i)
-            for other in (runs[i - 1][2], runs[i + 1][2])
+            for start, end, other in (runs[i - 1], runs[i + 1])
+            if end - start >= runs[i][1] - runs[i][0]
         ]
         loss, i, other = min(choices, default=(np.inf, 0, 0))
         if not np.isfinite(loss):
