@@ -10,7 +10,7 @@ from rich.table import Table
 from specmodel._version import __version__
 from specmodel.cli.output import Out, plain_table, to_csv, to_json
 from specmodel.cli.setup import Request
-from specmodel.report import Answer, Prediction, Setup, headline
+from specmodel.report import Answer, Prediction, Setup, does_not_fit, headline
 from specmodel.uncertainty import CONFIDENCE
 
 _MOST_REASONS = 12
@@ -39,6 +39,7 @@ def _prediction_json(request: Request, result: Prediction) -> dict[str, Any]:
                 "context": answer.context,
                 "text": headline(answer, request.setup),
                 "schedule": [[run.first, run.last, run.k] for run in answer.schedule],
+                "gaps": list(answer.gaps),
                 "max_batch_without_drafter": answer.plain.batch,
                 "tokens_per_second_at_max_batch_without_drafter": answer.plain.tokens_per_second,
                 "max_batch_with_drafter": answer.with_drafter.batch,
@@ -84,6 +85,8 @@ def _prediction_table(request: Request, result: Prediction) -> str:
         where = f"context {answer.context}: " if len(result.answers) > 1 else ""
         where += "" if answer.plain.batch else "does not fit; if it did, "
         out.line(f"{where}{headline(answer, setup)}")
+        for gap in answer.gaps:
+            out.line(f"  {gap}")
         out.line(f"  {_capacity(request, answer)}")
         worth = _worth(setup, answer)
         plain, spec = (
@@ -189,7 +192,8 @@ def _capacity(request: Request, answer: Answer) -> str:
     if request.setup.k == 0:
         return text
     if not spec.batch:
-        return f"{text}; with the drafter not one sequence fits"
+        why = "" if answer.best_loss > 1 else f": {does_not_fit(request.setup, answer)}"
+        return f"{text}; with the drafter not one sequence fits{why}"
     yields = f"{spec.tokens_per_second:.0f} tok/s at k = {spec.k}"
     return f"{text}, {spec.batch} with the drafter ({yields})"
 
