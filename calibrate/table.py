@@ -13,6 +13,7 @@ from typing import Any
 from calibrate.cases import COLUMNS, OPERATORS, Case, row_key
 from specmodel.dtypes import BYTES
 from specmodel.errors import ProfileError
+from specmodel.files import csv_rows, parse_json, read_bytes, read_text, write_text
 
 Row = dict[str, str]
 
@@ -38,7 +39,10 @@ class Table:
         self.path = path
         whole = b""
         if path.exists():
-            data = path.read_bytes()
+            data = read_bytes(path, fault=ProfileError)
+            head = (",".join(COLUMNS) + "\n").encode()
+            if data[: len(head)] != head[: len(data)]:
+                raise ProfileError(f"{path}: not a measurement table: its columns are others")
             whole = data[: data.rfind(b"\n") + 1]
             if len(whole) < len(data):
                 os.truncate(path, len(whole))
@@ -78,13 +82,16 @@ def read_rows(path: Path) -> list[Row]:
     ProfileError
         As ``path: line``, when it is not a measurement table.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ProfileError(f"{path}: not a measurement table: its columns are others")
-        rows = list(reader)
-    for number, row in enumerate(rows, start=2):
+    lines = csv_rows(read_text(path, fault=ProfileError), str(path), fault=ProfileError)
+    if tuple(next(lines, (0, ()))[1]) != COLUMNS:
+        raise ProfileError(f"{path}: not a measurement table: its columns are others")
+    rows = []
+    for number, cells in lines:
+        if len(cells) != len(COLUMNS):
+            raise ProfileError(f"{path}: line {number}: must have the columns {', '.join(COLUMNS)}")
+        row = dict(zip(COLUMNS, cells, strict=True))
         check_row(row, f"{path}: line {number}")
+        rows.append(row)
     return rows
 
 
@@ -136,10 +143,7 @@ def read_sidecar(table: Path) -> dict[str, Any]:
     path = sidecar_path(table)
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ProfileError(f"{path}: not valid JSON: {error}") from None
+    found = parse_json(read_text(path, fault=ProfileError), str(path), fault=ProfileError)
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise ProfileError(f"{path}: schema: must be 1")
     return found
@@ -147,10 +151,7 @@ def read_sidecar(table: Path) -> dict[str, Any]:
 
 def write_sidecar(table: Path, record: Mapping[str, Any]) -> None:
     """Replace the JSON beside a table in one step."""
-    path = sidecar_path(table)
-    draft = path.with_suffix(".json.new")
-    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_text(sidecar_path(table), json.dumps(record, indent=1) + "\n")
 
 
 def measured(rows: Sequence[Row], operator: str) -> list[Row]:

@@ -65,24 +65,36 @@ def read_bytes(
     """
     if not isinstance(path, str | os.PathLike):
         return path.read_bytes()  # ships with the package
+    check_input(path, fault=fault)
     try:
-        mode = Path(path).stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise fault(f"{path}: is a folder, not a file")
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise fault(f"{path}: is no regular file")
         with Path(path).open("rb") as file:
             data = file.read(most + 1)
-    except FileNotFoundError:
-        raise fault(f"{path}: no such file") from None
-    except SpecmodelError:  # ours, and a `ValueError` too
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise fault(f"{brief(str(path))}: cannot be read: {reason}") from None
+    except OSError as error:
+        raise fault(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > most:
         raise fault(f"{path}: is larger than {most:,} bytes")
     return data
+
+
+def check_input(path: str | os.PathLike[str], *, fault: Fault = DomainError) -> None:
+    """Refuse a path that is neither a regular file nor a pipe.
+
+    Raises
+    ------
+    SpecmodelError
+        `fault`, as ``path: reason``.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        raise fault(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise fault(f"{brief(str(path))}: cannot be read: {reason}") from None
+    if stat.S_ISDIR(mode):
+        raise fault(f"{path}: is a folder, not a file")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        raise fault(f"{path}: is no regular file")
 
 
 def read_text(

@@ -22,8 +22,8 @@ from calibrate.engine.decoder import Decoder
 from calibrate.engine.tokenizers import Tokenizer, read_tokenizer
 from specmodel.architectures.keys import Keys
 from specmodel.errors import CheckpointError
+from specmodel.files import check_input, parse_json, read_text
 
-_MOST_BYTES = 64 * 2**20  # of a JSON file
 _MOST_NAMES = 8  # in one error
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -229,26 +229,19 @@ def _safetensors(file: Path) -> Iterable[tuple[str, tuple[int, ...], Read]]:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise CheckpointError(f"{file}: needs safetensors: pip install specmodel[engine]") from None
+    check_input(file, fault=CheckpointError)
     try:
         opened: Any = safe_open(file, framework="pt", device="cpu")
         for name in opened.keys():  # noqa: SIM118 (it is no mapping)
             shape = tuple(opened.get_slice(name).get_shape())
             yield name, shape, partial(opened.get_tensor, name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise CheckpointError(f"{file}: larger than {_MOST_BYTES:,} bytes")
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    text = read_text(file, fault=CheckpointError)
+    values = parse_json(text, str(file), fault=CheckpointError)
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: must hold a JSON object; got {type(values).__name__}")
     return values

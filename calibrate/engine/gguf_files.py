@@ -15,6 +15,7 @@ from torch import Tensor
 from calibrate.engine.config import MODEL_TYPES, DecoderConfig
 from calibrate.engine.tokenizers import Tokenizer, byte_level_bpe
 from specmodel.errors import ArchitectureError, CheckpointError
+from specmodel.files import check_input
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -65,6 +66,7 @@ def read(file: Path) -> GGUFModel:
         import gguf
     except ImportError:
         raise CheckpointError(f"{file}: needs gguf: pip install specmodel[engine]") from None
+    check_input(file, fault=CheckpointError)
     try:
         reader = gguf.GGUFReader(file)
         stored = {tensor.name: tensor for tensor in reader.tensors}

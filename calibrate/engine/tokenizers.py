@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specmodel.errors import CheckpointError, DomainError
+from specmodel.files import read_text
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -60,10 +61,7 @@ def read_tokenizer(file: Path, *, eos: tuple[int, ...] = ()) -> Tokenizer:
         When it cannot be read, or the package `tokenizers` is missing.
     """
     library = _library(str(file))
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    text = read_text(file, fault=CheckpointError)
     try:
         model = library.Tokenizer.from_str(text)
     except Exception as error:  # noqa: BLE001 (the package raises nothing narrower)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from calibrate.speculate.text import Stop, stop_strings
 from calibrate.speculate.trees import Tree
 from specmodel.architectures import Architecture, load_model, mtp_head
 from specmodel.errors import DomainError, SpecmodelError
+from specmodel.files import parse_json, read_text
 from specmodel.law import Transform
 
 _KINDS = ("ngram", "lookahead", "exit", "layers", "sparse")  # beside heads and draft models
@@ -432,17 +432,14 @@ def _source_text(settings: Settings) -> list[Any]:
 
 
 def _lines(file: Path) -> list[Any]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DomainError(f"{file}: cannot be read: {error}") from None
+    text = read_text(file)
     lines = [line for line in text.splitlines() if line.strip()]
     if file.suffix != ".jsonl":
         return list(lines)
     found = []
     for i, line in enumerate(lines, start=1):
         try:
-            values = json.loads(line)
+            values = parse_json(line, f"line {i}")
             prompt = values["tokens"] if "tokens" in values else values["prompt"]
         except (ValueError, TypeError, KeyError):
             raise DomainError(f"{file}: line {i} is no object with prompt or tokens") from None
