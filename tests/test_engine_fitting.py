@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 import specmodel as sm
 from specmodel.drafters import Drafter, NGram
-from specmodel.engine_fitting import HOST_SPREAD, Observation, fit_engine
-from specmodel.overheads import HOST, Engine, load_engine
+from specmodel.engine_fitting import (
+    HOST_SPREAD,
+    Observation,
+    StepLimits,
+    fit_engine,
+    step_limits,
+)
+from specmodel.overheads import HOST, Engine, engine_names, load_engine
 from specmodel.requests import Requests, Served, served
 
 H100, LLAMA = sm.load_device("h100"), sm.load_model("llama-3.1-8b")
@@ -178,6 +185,67 @@ def test_engines_that_ship_can_be_fitted() -> None:
     base = load_engine("hf-eager")
     found = fit_engine(base, [plain(replace(base, step=1.5 * base.step))])
     assert base.step < found.engine.step < 1.6 * base.step
+
+
+def test_rows_fitted_as_arrays_are_those_fitted_one_by_one() -> None:
+    truth = replace(BASE, step=2 * BASE.step, head_pass=0.5 * BASE.head_pass)
+    B, k, G = [1.0, 16.0, 1.0, 16.0], [1, 1, 7, 7], 2.0
+    each = [rows_at(sm.Eagle(), b, n) for b, n in zip(B, k, strict=True)]
+    laws = [one.accepted_alike(G) for one in each]
+    singly = [plain(truth), plain(truth, 16)] + [
+        Observation(served=one, what="drafted", value=one.throughput(truth, law), accepted=law)
+        for one, law in zip(each, laws, strict=True)
+    ]
+    how = sm.Execution()
+    two, four = (
+        served(H100, LLAMA, sm.Eagle(), Requests.alike(1024), B=b, k=n, execution=how)
+        for b, n in ((B[:2], [1, 1]), (B, k))
+    )
+    law = four.accepted_alike(np.full(4, G))
+    together = [
+        Observation(served=two, what="plain", value=two.rates(truth)),
+        Observation(served=four, what="drafted", value=four.rates(truth, law), accepted=law),
+    ]
+    one, other = fit_engine(BASE, singly), fit_engine(BASE, together)
+    for name in one.told:
+        assert getattr(one.engine, name) == pytest.approx(getattr(other.engine, name), rel=1e-9)
+        assert one.told[name] == pytest.approx(other.told[name], rel=1e-6, abs=1e-9)
+
+
+# -- which times are plausible -------------------------------------------------------------------
+
+
+def limits(k: Any, *, L: float = 1024, drafter: Drafter | None = None) -> StepLimits:
+    how = sm.Execution(engine=BASE)
+    return step_limits(H100, LLAMA, drafter or sm.Eagle(), B=1, k=k, L=L, execution=how)
+
+
+def test_limits_are_an_eighth_and_a_hundred_times_the_ideal() -> None:
+    at = limits([0, 3])
+    read = sm.speculate(H100, LLAMA, sm.Eagle(), 0.7, B=1, k=[0, 3], L=1024, level="ideal")
+    bare = sm.speculate(H100, LLAMA, sm.Eagle(), 0.7, B=1, k=0, L=0, level="ideal")
+    assert at.ideal.tolist() == [float(bare.T_p)] * 2
+    assert at.shortest == pytest.approx(at.ideal / 8, rel=1e-12)
+    rounds = np.asarray(read.T_v + read.T_d).ravel()
+    assert at.longest == pytest.approx(100 * rounds + [0.2, 0.8], rel=1e-12)  # three draft passes
+
+
+def test_a_context_changes_only_the_longest_time() -> None:
+    """A context that is stated too long, such as the default's, must refuse no true row."""
+    short, long = limits(3, L=0), limits(3, L=100_000)
+    assert long.shortest == short.shortest
+    assert long.longest > short.longest
+
+
+def test_engines_that_ship_are_within_the_limits() -> None:
+    at = limits(3)
+    for name in engine_names():
+        one, engine = rows_at(sm.Eagle(), 1, 3), load_engine(name)
+        law = one.accepted_alike(2.0)
+        seconds = np.array([1 / one.throughput(engine), 2.0 / one.throughput(engine, law)])
+        assert at.hold(seconds).all(), name
+        assert at.likely(seconds).all(), name
+    assert not at.hold(np.array([1e3, 1e-3]) * seconds).any()
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -235,6 +235,33 @@ def test_a_token_a_round_is_nothing_accepted(lookup: bool) -> None:
     assert TWO.accepted_to(1.0, 3, lookup=lookup).G.tolist() == pytest.approx([1, 1], abs=1e-4)
 
 
+@pytest.mark.parametrize("lookup", [False, True])
+def test_every_kind_commits_the_same(lookup: bool) -> None:
+    """Rows by kinds; of one kind it is what scaling acceptance gives."""
+    G, k = [1.0, 1.3, 2.4, 4.0], [1, 3, 3, 3]
+    law = TWO.accepted_alike(G, k, lookup=lookup)
+    assert pytest.approx(np.array(G)[:, None] * np.ones(2 if lookup else 1), rel=1e-12) == law.G
+    assert ((law.hit >= 0) & (law.hit <= 1)).all()
+    one = Requests.alike(700)
+    exact, found = one.accepted_alike(1.3, 3, lookup=lookup), one.accepted_to(1.3, 3, lookup=lookup)
+    assert exact.hit == pytest.approx(found.hit, rel=1e-4)
+    assert exact.tokens == pytest.approx(found.tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("G", "k", "message"),
+    [
+        (0.9, 3, "acceptance length must be >= 1 token; got 0.9"),
+        (np.nan, 3, "acceptance length must be"),
+        ([2.0, 4.5], [3, 3], r"acceptance length must be in \[1, 4\] token at k = 3; got 4.5"),
+        (1.0, 0, "k must be >= 1"),
+    ],
+)
+def test_tokens_that_no_round_commits(G: Any, k: Any, message: str) -> None:
+    with pytest.raises(sm.DomainError, match=message):
+        TWO.accepted_alike(G, k, lookup=False)
+
+
 def test_solved_finds_where_a_rising_function_crosses_zero() -> None:
     assert solved(lambda x: x - 3, "x") == pytest.approx(3, abs=1e-4)
     with pytest.raises(sm.DomainError, match="here: no acceptance gives that much"):
@@ -288,6 +315,21 @@ def test_served_at_arrays_of_its_kinds() -> None:
     assert isinstance(found, Served)
     assert found.k == 3
     assert found.prefill.shape == found.seconds(None, found.accepted())[0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "drafter", [sm.Eagle(), sm.DraftModel(SMALL), NGram(hit=0.9), sm.Medusa(), sm.Lookahead()]
+)
+@pytest.mark.parametrize("requests", [TWO, Requests.alike(700)])
+def test_rows_served_together_are_those_served_alone(drafter: Drafter, requests: Requests) -> None:
+    B, k, G = [1, 8, 8, 256], [1, 3, 7, 3], [1.2, 1.5, 2.4, 1.5]
+    together = at(drafter, requests, B=B, k=k)  # type: ignore[arg-type]
+    plain, drafted = together.rates(ENGINE), together.rates(ENGINE, together.accepted_alike(G))
+    for i in range(4):
+        alone = at(drafter, requests, B=B[i], k=k[i])
+        assert plain[i] == pytest.approx(alone.throughput(ENGINE), rel=1e-12)
+        law = alone.accepted_alike(G[i])
+        assert drafted[i] == pytest.approx(alone.throughput(ENGINE, law), rel=1e-12)
 
 
 # -- what ships ----------------------------------------------------------------------------------

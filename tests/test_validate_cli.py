@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def test_a_fit_verifies_as_its_engine_does(run: Run, tmp_path: Path) -> None:
         base = tmp_path / f"{name}.yaml"
         base.write_text(engine_yaml(replace(TRUTH, kv_reread=float(name == "rereads"))))
         output = tmp_path / "mine.yaml"
-        found = run.json("fit", table, "-o", output, *FIT, "--engine", base)
+        found = run.json("fit", table, "-o", output, *FIT, "--engine", base, "--overwrite")
         before.append(found["rows"][0]["before"])
         assert load_engine(output).kv_reread == (name == "rereads")
     assert before[0] > 1.2 * before[1]
@@ -311,28 +312,200 @@ def test_a_fit_verifies_as_its_engine_does(run: Run, tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("0,1,fast,", "rates.csv:2: tpot_ms must be a number; got 'fast'"),
-        ("0,1,0,", "rates.csv:2: batch and tpot_ms must be above 0"),
-        ("0,0,8,", "rates.csv:2: batch and tpot_ms must be above 0"),
-        ("0,1,nan,", "rates.csv:2: tpot_ms must be from 0; got nan"),
-        ("1.5,1,8,2", "rates.csv:2: k must be a whole number from 0; got 1.5"),
-        ("-1,1,8,2", "rates.csv:2: k must be a whole number from 0; got -1"),
-        ("3,1,8,", "rates.csv:2: a row with drafts needs acceptance_length"),
+        ("0,1,0,", "rates.csv:2: tpot_ms must be above 0; got 0"),
+        ("0,1,-7,", "rates.csv:2: tpot_ms must be in [0, 1e+09]; got -7"),
+        ("0,1,inf,", "rates.csv:2: tpot_ms must be in [0, 1e+09]; got inf"),
+        ("0,1,nan,", "rates.csv:2: tpot_ms must be a number; got 'nan'"),
+        ("0,1,,", "rates.csv:2: tpot_ms is missing"),
+        ("3,1", "rates.csv:2: tpot_ms is missing"),
+        ("0,0,8,", "rates.csv:2: batch must be in [1, 1e+06]; got 0"),
+        ("0,2e6,8,", "rates.csv:2: batch must be in [1, 1e+06]; got 2e+06"),
+        ("1.5,1,8,2", "rates.csv:2: k must be a whole number; got 1.5"),
+        ("-1,1,8,2", "rates.csv:2: k must be in [0, 1000]; got -1"),
+        ("1001,1,8,2", "rates.csv:2: k must be in [0, 1000]; got 1001"),
+        ("3,1,8,", "rates.csv:2: acceptance_length is missing; rows with k > 0 need it"),
         ("3,1,8,x", "rates.csv:2: acceptance_length must be a number; got 'x'"),
-        ("3,1,8,4.5", "rates.csv:2: acceptance_length: G = 4.5 at k = 3: no acceptance gives"),
-        ("3,1", "rates.csv:2: tpot_ms must be a number; got None"),
+        ("3,1,8,4.5", "rates.csv:2: acceptance_length must be in [1, 4] at k = 3, the bonus"),
+        ("3,1,8,0.9", "rates.csv:2: acceptance_length must be in [1, 4] at k = 3, the bonus"),
+        ("0,1,8,2", "rates.csv:2: acceptance_length must be 1 at k = 0; got 2"),
+        ("3,1,4,29,2,29", "rates.csv:2: more cells than columns"),
+        ('0,1,"7,07",', "rates.csv:2: tpot_ms must be a number; got '7,07' (a decimal comma is"),
+        ("0,1," + "7" * 200_000, "rates.csv: line 2: a cell of more than 131,072 characters"),
         ("", "rates.csv: holds no rows"),
         ("0,1,8,\n\xff", "rates.csv: not a text file in UTF-8"),
     ],
 )
 def test_bad_rates_name_the_line(run: Run, tmp_path: Path, line: str, message: str) -> None:
     table, output = tmp_path / "rates.csv", tmp_path / "mine.yaml"
-    padding = " " * 20_000 if "\xff" in line else ""  # beyond what the first look reads
-    table.write_bytes(f"{RATES}\n{padding}{line}\n".encode("latin-1"))
+    table.write_bytes(f"{RATES}\n{line}\n".encode("latin-1"))
     status, out, err = run("fit", table, "-o", output, *FIT)
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
     assert not output.exists()
+
+
+MEASURED = f"{RATES}\n0,1,7.07,\n3,1,4.29,2.29\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        MEASURED.replace(",", ";").encode(),
+        MEASURED.replace(",", "\t").encode(),
+        MEASURED.encode("utf-16"),
+        MEASURED.replace("\n", "\r\n").encode("utf-8-sig"),
+        MEASURED.replace("0,1,7.07,", "0,1,7.07,1").encode(),
+    ],
+)
+def test_rates_however_a_spreadsheet_writes_them(run: Run, tmp_path: Path, data: bytes) -> None:
+    table = tmp_path / "rates.csv"
+    table.write_bytes(data)
+    rows = run.json("fit", table, "-o", tmp_path / "mine.yaml", *FIT)["rows"]
+    assert [(row["k"], row["batch"], row["tpot"]) for row in rows] == [
+        (0, 1, 7.07e-3),
+        (3, 1, 4.29e-3),
+    ]
+
+
+@pytest.mark.parametrize("name", ["tpot_s", "tpot_us", "itl_ms", "latency", "TPOT_MS"])
+def test_a_column_is_not_guessed(run: Run, tmp_path: Path, name: str) -> None:
+    table = tmp_path / "rates.csv"
+    table.write_text(f"k,batch,{name}\n0,1,7\n")
+    status, _, err = run("fit", table, "-o", tmp_path / "mine.yaml", *FIT)
+    assert status == 2
+    assert f"rates.csv: no column tpot_ms (it has 'k, batch, {name}')" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("/dev/zero", "specmodel: /dev/zero: is no regular file\n"),
+        ("none.csv", "none.csv: no such file or folder"),
+        ("empty.csv", "empty.csv: is empty"),
+    ],
+)
+def test_what_is_no_table_is_named(run: Run, tmp_path: Path, file: str, message: str) -> None:
+    (tmp_path / "empty.csv").touch()
+    status, _, err = run("fit", tmp_path / file, "-o", tmp_path / "mine.yaml", *FIT)
+    assert (status, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_rates_through_a_pipe(run: Run, tmp_path: Path) -> None:
+    """Read once: what a shell's ``<(...)`` gives cannot be read again."""
+    reading, writing = os.pipe()
+    os.write(writing, MEASURED.encode())
+    os.close(writing)
+    try:
+        table = f"/dev/fd/{reading}"
+        assert len(run.json("fit", table, "-o", tmp_path / "mine.yaml", *FIT)["rows"]) == 2
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ("0,1,0.00707,", "3,1,0.00429,2.29"),
+            "rates.csv:2: 0.00707 ms a token is less than an eighth of what one pass of "
+            "llama-3.1-8b takes at least on h100-sxm (4.48 ms): tpot_ms seems to be in seconds\n",
+        ),
+        (
+            ("3,1,0.00429,2.29",),
+            "rates.csv:2: 0.00429 ms a token and 2.29 tokens a round are 0.00982 ms a round, less",
+        ),
+        (("0,1,7070,", "3,1,4290,2.29"), "tpot_ms seems to be in microseconds\n"),
+        (("0,1,7070000,",), "tpot_ms seems to be in nanoseconds\n"),
+        (("0,256,12800,",), "microseconds or tokens per second of the batch\n"),
+        (("0,1,7.07,", "0,8,0.0075,"), "rates.csv:3: 0.0075 ms a token is less than"),
+        (("0,1,7.07,", "0,8,0.0075,"), "tpot_ms seems to be in seconds in 1 of 2 rows\n"),
+        (("0,1,0.5,",), "another unit does not explain it: check --model, --gpu and --tp"),
+        (("0,1,0.3,", "0,8,7000,"), "another unit does not explain it"),
+    ],
+)
+def test_times_in_another_unit_are_refused(
+    run: Run, tmp_path: Path, lines: tuple[str, ...], message: str
+) -> None:
+    output = tmp_path / "mine.yaml"
+    status, out, err = run("fit", rates(tmp_path, *lines), "-o", output, *FIT)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        ("llama-3.1-8b", ("0,1,1.3,",)),  # 4-bit weights
+        ("llama-3.1-8b", ("0,1,400,",)),
+        ("llama-3.1-8b", ("0,256,20,", "5,256,22,2.5")),
+        ("llama-3.2-1b", ("0,1,25,", "3,1,26,2")),  # an eager research implementation
+    ],
+)
+def test_fast_and_slow_engines_are_fitted(
+    run: Run, tmp_path: Path, model: str, lines: tuple[str, ...]
+) -> None:
+    how = ("--gpu", "h100", "--model", model, "--drafter", "eagle")
+    table = rates(tmp_path, *lines)
+    assert run("fit", table, "-o", tmp_path / "mine.yaml", *how)[0] == 0
+
+
+def test_a_file_is_replaced_only_when_told(run: Run, tmp_path: Path) -> None:
+    table, output = rates(tmp_path, "0,1,8,"), tmp_path / "mine.yaml"
+    output.write_text("mine")
+    status, _, err = run("fit", table, "-o", output, *FIT)
+    assert (status, output.read_text()) == (2, "mine")
+    assert "mine.yaml: exists: choose another name, or --overwrite it" in err
+    assert run("fit", table, "-o", output, *FIT, "--overwrite")[0] == 0
+    assert load_engine(output).name == "mine"
+
+
+@pytest.mark.parametrize("kind", ["rates", "operators"])
+def test_outputs_are_checked_before_work(run: Run, tmp_path: Path, kind: str) -> None:
+    table = rates(tmp_path, "0,1,8,")
+    more: tuple[str, ...] = FIT
+    if kind == "operators":
+        table.write_text("not,a,table\n")
+        more = ("--gpu", "h100")
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "link.yaml").symlink_to(table)
+    for name, message in (
+        ("mine.json", "output must end in .yaml, .yml"),
+        ("none/mine.yaml", "none: no such folder"),
+        ("folder.yaml", "folder.yaml: is no regular file"),
+        ("link.yaml", "link.yaml: is no regular file"),
+    ):
+        status, _, err = run("fit", table, "-o", tmp_path / name, *more)
+        assert (status, err.count("\n")) == (2, 1)
+        assert message in err
+    if kind == "operators":
+        figure = tmp_path / "notes.png"
+        figure.write_text("mine")
+        _, _, err = run("fit", table, "-o", tmp_path / "mine.yaml", *more, "--plot", figure)
+        assert "notes.png: holds no .png: choose another name" in err
+
+
+def test_a_fit_says_what_its_rows_decide(run: Run, tmp_path: Path) -> None:
+    _, out, _ = run("fit", rates(tmp_path, "0,1,8,"), "-o", tmp_path / "mine.yaml", *FIT)
+    assert "decided by your rows" in out
+    assert "0%: your rows do not determine this value" in " ".join(out.split())
+    assert "100%: your rows alone determine it" in " ".join(out.split())
+
+
+def test_a_thousand_rows_are_fitted_at_once(run: Run, tmp_path: Path) -> None:
+    """Rows that repeat one another many times decide more, and change no prediction by much."""
+    lines = ("0,1,7.07,", "0,8,7.6,", "3,1,4.29,2.29", "3,8,4.9,2.29")
+    few, many = (
+        run.json("fit", rates(tmp_path, *lines * n), "-o", tmp_path / f"{n}.yaml", *FIT)
+        for n in (2, 250)
+    )
+    assert len(many["rows"]) == 1000
+    assert many["values"]["step"]["told"] > few["values"]["step"]["told"]
+    for one, other in zip(few["rows"][:4], many["rows"], strict=False):
+        assert one["before"] == pytest.approx(other["before"], rel=1e-12)
+        assert one["after"] == pytest.approx(other["after"], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +536,7 @@ def test_mistakes_of_a_fit(
 def test_an_engine_file_is_named_as_one(run: Run, tmp_path: Path) -> None:
     """`--engine` takes a name or a file, and tells them apart by its ending."""
     status, _, err = run("fit", rates(tmp_path, "0,1,8,"), "-o", tmp_path / "mine", *FIT)
-    assert (status, "ends in .yaml" in err) == (2, True)
+    assert (status, "output must end in .yaml, .yml; got" in err) == (2, True)
 
 
 # -- list and --engine ---------------------------------------------------------------------------
