@@ -533,7 +533,7 @@ def _memory_edges(axes: Axes, limits: Mapping[int, int], batches: Floats, highes
         if not batch:
             _note(axes, low, 0.09, f"{text} at any batch", ha="left")
         elif batch < high:
-            axes.axvline(batch + 0.5, color="0.3", linewidth=1, linestyle="-.")
+            axes.axvline(batch + 0.5, ymax=0.95, color="0.3", linewidth=1, linestyle="-.")
             bottom, top = axes.get_ylim()
             above = np.interp(batch, batches, highest) > (bottom + top) / 2
             style = {"va": "bottom"} if above else {"va": "top"}
