@@ -457,11 +457,14 @@ def test_mistakes_are_one_line_and_status_two(
 
 
 def test_a_figure_that_cannot_be_written_prints_nothing(run: Run, tmp_path: Path) -> None:
-    for name in ("absent/figure.png", "figure.xyz"):
+    for name, message in (
+        ("absent/a.png", "absent: no such folder"),
+        ("a.xyz", "must end in .png"),
+    ):
         status, out, err = run(*BASE, "--plot", str(tmp_path / name))
         assert (status, out) == (2, "")
         assert err.count("\n") == 1
-        assert "cannot write" in err
+        assert message in err
     assert not list(tmp_path.iterdir())
 
 
@@ -480,3 +483,19 @@ def test_a_shown_device_can_be_edited_and_given_back(run: Run, tmp_path: Path) -
     shipped = run.json("predict", "--gpu", "h100", "--batch", "8")
     assert mine["inputs"]["gpu"] == "mine"
     assert mine["points"] == shipped["points"]
+
+
+def test_an_interrupt_while_the_command_loads_is_silent() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'specmodel.cli.main':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from specmodel.__main__ import run\n"
+        "assert 'numpy' not in sys.modules\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: S603
+    assert (done.returncode, done.stderr) == (130, "")
