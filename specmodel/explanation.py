@@ -347,7 +347,10 @@ def _width(number: _Numbers) -> list[str]:
     cost, following = (_cost(number.setup, k) for k in (low, low + 1))
     slope = following - cost
     fixed = cost - slope * (low + 1)
-    if alpha is None or not 0 < alpha < 1 or slope <= 0 or fixed <= 0:
+    if slope <= 0:
+        span = f"from k = {low} to {low + 1}"
+        return [f"   ideal level, {span}: a round costs no more, so no width is stationary"]
+    if alpha is None or not 0 < alpha < 1 or fixed <= 0:
         return []
     at = {sy.alpha: alpha, sy.A: fixed, sy.C: slope}
     W = float(sp.re(sy.stationary_width().subs(at).evalf(30)))

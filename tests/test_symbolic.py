@@ -193,6 +193,9 @@ def test_explanation_at_the_largest_k_of_a_drafter(
     assert r"\begin{align*}" in latex(setup)
     if drafts.max_k == 1:
         assert "this drafter drafts one token" in text
+    elif isinstance(drafts, sm.BlockDiffusion):  # one pass, bound by memory whatever k
+        low = min(setup.k or 0, drafts.max_k - 1)
+        assert f"from k = {low} to {low + 1}: a round costs no more" in text
     off = replace(setup, k=0, acceptance=sm.Geometric(0.01))
     assert "k = 0 was asked for" in explain(off)
     assert "(off is better here)" in explain(off)
