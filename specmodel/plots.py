@@ -346,7 +346,7 @@ def _colours_of_k(result: Prediction, *, mapped: bool) -> dict[int, Any]:
     ks = {k for answer in result.answers for k in _ks_of(result, answer)}
     if mapped:
         ks |= {p["k_star"] for p in result.points} - {0}
-    scale = [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.95, len(ks))]
+    scale = [mpl.colormaps["viridis"](x) for x in np.linspace(0.1, 0.95, len(ks))]
     colours: Sequence[Any] = COLOURS[:-1] if len(ks) < len(COLOURS) else scale
     return {0: _OFF, **dict(zip(sorted(ks), colours, strict=False))}
 
