@@ -394,19 +394,19 @@ def _limits(setup: Setup, points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _apart(answers: Sequence[Answer], points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Say where the k of a point is another than its schedule's, which has no small steps."""
+    """Say where the best k of a point is not its schedule's, which small gains do not change."""
     for answer in answers:
         found = [
-            f"batch {p['batch']} ({p['k']}, schedule {run.k})"
+            f"batch {p['batch']} the best k is {p['k']}, the schedule's {run.k}"
             for p in points
-            if p["context"] == answer.context and p["fits"]
+            if p["context"] == answer.context and p["fits"] and p["k"] == p["k_star"]
             for run in answer.schedule
-            if run.first <= p["batch"] <= run.last and p["k"] != run.k and p["k"] == p["k_star"]
+            if run.first <= p["batch"] <= run.last and p["k"] != run.k
         ]
         if found:
             yield (
-                f"context {answer.context}: the best k of a batch is not the schedule's, which "
-                f"leaves out gains too small to tell: {', '.join(found)}"
+                f"context {answer.context}: at {'; at '.join(found)} (gains too small to tell "
+                "apart do not change a schedule's k)"
             )
 
 

@@ -12,8 +12,9 @@ import specmodel as sm
 from specmodel.cli import main
 from specmodel.hardware import Link
 from specmodel.memory import devices_needed, memory
-from specmodel.report import Setup
+from specmodel.report import Setup, headline, predict
 from specmodel.speculation import context_where_kv_passes_weights, round_time
+from specmodel.width import Interval
 
 H100, L40S = sm.load_device("h100"), sm.load_device("l40s")
 LLAMA, SMALL = sm.load_model("llama-3.1-8b"), sm.load_model("llama-3.2-1b")
@@ -120,8 +121,8 @@ def test_overlapped_drafting_hides_behind_verification() -> None:
         (lambda: sm.NGram(hit=1.0, device=L40S), "needs a link, and only then"),
         (lambda: sm.Eagle3(link=Link(0, 1e9)), "needs a link, and only then"),
         (lambda: sm.Eagle3(overlapped=True), "only on a device of its own"),
-        (lambda: Link(-1, 1e9), "link latency must be >= 0"),
-        (lambda: Link(0, 0), "link bandwidth must be > 0"),
+        (lambda: Link(-1, 1e9), "link latency: -1 s is outside"),
+        (lambda: Link(0, 0), "link bandwidth: 0 B/s is outside"),
         (lambda: sm.Execution(offload=2.0), "offload must be in"),
     ],
 )
@@ -191,3 +192,87 @@ def test_cost_and_energy_count_the_devices_that_are_in_use() -> None:
     assert setup.cost_per_million_tokens(1.0, drafting=True) == pytest.approx(9 * second)
     assert setup.joules_per_token(1.0, drafting=False) == 4 * 700
     assert setup.joules_per_token(1.0, drafting=True) == 4 * 700 + 2 * 350
+
+
+FULL = [
+    "predict", "--gpu", "rubin-vr200", "--tp", "8", "--model", "llama-3.1-70b",
+    "--drafter", "draft-model", "--draft", "llama-3.1-70b", "--draft-gpu", "groq-lpu",
+    "--draft-tp", "1", "--link", "5,50", "--dtype", "fp16", "--alpha", ".8", "--batch", "1",
+    "--context", "32k",
+]  # fmt: skip
+
+
+def test_a_drafter_that_its_own_device_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FULL, "--k", "1", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (point,), (answer,) = found["points"], found["answers"]
+    big = sm.load_model("llama-3.1-70b").with_dtypes(dtype="float16")
+    held = big.weight_bytes + float(big.kv_bytes(32_768 + 2))
+    assert point["draft_memory_bytes"] == held
+    assert point["draft_memory_capacity"] == 230e6
+    assert (point["fits"], point["full"], point["max_batch"]) == (False, "drafter", 0)
+    assert point["devices_needed"] is None  # more of the target's do not help
+    assert point["memory_bytes"] < 20e9
+    assert answer["max_batch_with_drafter"] == 0
+    assert answer["schedule"] == [[1, 201, 0]]
+    assert any("needs 152 of 0.23 GB at batch 1, context 32768" in n for n in found["warnings"])
+    assert main(FULL) == 0
+    out = capsys.readouterr().out
+    assert "not one sequence fits: the drafter needs 152 GB on Groq LPU" in out
+
+
+def test_a_drafter_that_would_pay_names_the_device_that_is_full() -> None:
+    chip = sm.load_device("groq-lpu")
+    small = SMALL.with_dtypes(dtype="float16")
+    there = sm.DraftModel(small, device=chip, link=Link(latency=5e-6, bandwidth=50e9))
+    setup = Setup(
+        device=H100,
+        target=sm.load_model("llama-3.1-70b").with_dtypes(dtype="float16"),
+        drafter=there,
+        acceptance=sm.Geometric(0.9),
+        execution=sm.Execution(tp=8),
+        batches=(1,),
+        contexts=(1024,),
+    )
+    result = predict(setup)
+    text = headline(result.answers[0], setup)
+    assert text.startswith("leave speculation off: it would pay (S = ")
+    assert text.endswith(f"the drafter needs 2.51 GB on {chip.label}, which holds 0.23 GB")
+
+
+def test_above_the_last_batch_the_drafters_device_is_full() -> None:
+    away = sm.DraftModel(LLAMA, device=L40S, link=Link(latency=5e-6, bandwidth=25e9), tp=1)
+    setup = Setup(
+        device=H100,
+        target=sm.load_model("llama-3.1-70b"),
+        drafter=away,
+        acceptance=sm.Geometric(0.95),
+        execution=sm.Execution(tp=4),
+        batches=(1,),
+        contexts=(16_384,),
+    )
+    # as on a target that is slow enough for it
+    most = setup.max_batch(2, 16_384)
+    runs = (Interval(1, most, 2), Interval(most + 1, 20, 0))
+    answer = replace(predict(setup).answers[0], schedule=runs, memory_ends_it=True)
+    assert headline(answer, setup).endswith("the drafter's own device, NVIDIA L40S 48 GB, is full")
+
+
+def test_a_drafter_on_a_device_of_its_own_that_fits() -> None:
+    link = Link(latency=5e-6, bandwidth=25e9)
+    setup = Setup(
+        device=H100,
+        target=LLAMA,
+        drafter=sm.DraftModel(SMALL, device=L40S, link=link),
+        acceptance=sm.Geometric(0.7),
+        execution=sm.Execution(),
+        batches=(8,),
+        contexts=(1024,),
+        k=2,
+    )
+    (point,) = predict(setup).points
+    assert (point["fits"], point["full"]) == (True, None)
+    assert point["draft_memory_bytes"] < point["draft_memory_capacity"] == 48e9
+    (shared,) = predict(replace(setup, drafter=sm.DraftModel(SMALL))).points
+    assert (shared["draft_memory_bytes"], shared["draft_memory_capacity"]) == (None, None)
+    assert shared["memory_bytes"] > point["memory_bytes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 import specmodel as sm
 from specmodel.costs import pass_operators
-from specmodel.report import Setup, headline, predict
+from specmodel.report import Setup, _gaps, headline, predict
+from specmodel.width import Interval
 
 H100 = sm.load_device("h100")
 F, M = 989.4e12, 3.35e12
@@ -214,6 +216,90 @@ def test_devices_needed_counts_batch_and_drafter() -> None:
     assert (p["fits"], p["devices_needed"]) == (False, 4)  # 165 GB; three do not divide it
     (p,) = predict(Setup(**{**_fields(small), "batches": (200,), "contexts": (4096,)})).points
     assert p["devices_needed"] == 8
+
+
+def test_all_k_at_once_give_what_each_gives_alone() -> None:
+    setup = make(k=None, k_max=40, contexts=(2048,), execution=sm.Execution())
+    (answer,) = predict(setup).answers
+    alone = [
+        predict(make(k=k, contexts=(2048,), execution=sm.Execution())).answers[0].with_drafter
+        for k in (1, 3, 40)
+    ]
+    best = answer.with_drafter
+    assert best.tokens_per_second >= max(one.tokens_per_second for one in alone)
+    assert best in (setup_largest(setup, k) for k in range(1, 41))
+    k = np.arange(41)
+    assert setup.max_batches(k, 2048).tolist() == [setup.max_batch(int(n), 2048) for n in k]
+
+
+def setup_largest(setup: Setup, k: int) -> object:
+    (answer,) = predict(replace(setup, k=k)).answers
+    return answer.with_drafter
+
+
+STEPPED = {
+    "contexts": (0,),
+    "batches": (256,),
+    "execution": sm.Execution(),
+    "acceptance": sm.Geometric(0.7),
+    "k_max": 8,
+}
+
+
+def test_a_gap_that_measurements_cannot_tell_is_joined() -> None:
+    """By best estimates: k = 1 up to 480, off for 481 to 512, k = 1 up to 544."""
+    setup = make(k=None, **STEPPED)
+    runs = setup.schedule(0, 1024, in_memory=False)
+    assert [run.k for run in runs] == sorted((run.k for run in runs), reverse=True)
+    assert 480 <= runs[-2].last <= 544
+    S, _ = setup.scan(np.arange(481, 513), 0)
+    assert S[:, 1].max() < 1  # each of them is off by itself
+
+
+def test_a_gap_is_explained_by_the_step_behind_it() -> None:
+    """1,792 columns of tiles: the pass over 962 rows runs 16 rows of tiles in place of 15."""
+    setup = make(k=None, **STEPPED)
+    runs = (Interval(171, 480, 1), Interval(481, 512, 0), Interval(513, 544, 1))
+    (text,) = _gaps(setup, 0, runs)
+    assert text == (
+        "off for 481 to 512: at batch 481 (962 rows) the time of verification's weight GEMMs "
+        "rises by 5% (gate and up: 28 waves of tiles in place of 26); at batch 513 the time of "
+        "T_p's weight GEMMs rises by 13% (gate and up: 16 waves of tiles in place of 14)"
+    )
+    tiles_a_row, units = np.ceil(2 * 14_336 / 128), 132
+    assert [np.ceil(n * tiles_a_row / units) for n in (15, 16, 8, 9)] == [26, 28, 14, 16]
+
+
+def test_a_step_of_the_all_reduce_is_named() -> None:
+    """512 rows of 8,192 elements of 2 bytes are 8 MiB."""
+    big = sm.load_model("llama-3.1-70b")
+    setup = make(target=big, k=None, **{**STEPPED, "execution": sm.Execution(tp=4)})
+    (text,) = _gaps(setup, 0, (Interval(171, 480, 1), Interval(481, 511, 0), Interval(512, 672, 1)))
+    assert "at batch 512 the time of T_p's collectives rises by" in text
+    assert text.endswith("(all-reduce: vectors reach 8 MiB)")
+
+
+def test_a_gap_without_a_step_is_explained_by_what_grows() -> None:
+    setup = make(target=MOE, k=None, contexts=(1024,), acceptance=sm.Geometric(0.6))
+    (answer,) = predict(setup).answers
+    off = [run for run in answer.schedule[1:-1] if run.k == 0]
+    assert len(answer.gaps) == len(off) > 0
+    assert "experts a layer are read instead of" in answer.gaps[0]
+    assert answer.gaps[0].startswith(f"off for {off[0].first} to {off[0].last}: verifying")
+
+
+def test_a_point_whose_k_is_not_the_schedules_says_so() -> None:
+    """At batch 35 alone k = 4 is best by a little; the schedule stays with k = 5 around it."""
+    how = {"contexts": (2048,), "batches": (1, 35), "execution": sm.Execution()}
+    setup = make(k=None, **how)
+    result = predict(setup)
+    (run,) = (run for run in result.answers[0].schedule if run.first <= 35 <= run.last)
+    point = result.points[1]
+    assert (point["k"], point["k_star"], run.k) == (4, 4, 5)
+    assert point["speedup_by_k"][4] > point["speedup_by_k"][5] > 0.96 * point["S"]
+    (note,) = (text for text in result.warnings if "the best k" in text)
+    assert "context 2048: at batch 35 the best k is 4, the schedule's 5 (gains" in note
+    assert not any("the best k" in text for text in predict(make(k=5, **how)).warnings)
 
 
 def _fields(setup: Setup) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from specmodel.report import Setup, predict
 from specmodel.roofline import kernels_of, operators_of
 from specmodel.speculation import plain_run, round_time, verify_runs
 from specmodel.tables import NUMBERS, Table, features
-from specmodel.uncertainty import beyond_measured, intervals, log_error, spread
+from specmodel.uncertainty import (
+    NORMAL_90,
+    beyond_measured,
+    intervals,
+    log_error,
+    ratio_errors,
+    spread,
+)
 
 H100 = sm.load_device("h100")
 LLAMA = sm.load_model("llama-3.1-8b")
@@ -186,3 +193,17 @@ def test_beyond_what_was_measured_is_said_and_less_sure() -> None:
     assert not beyond_measured(
         [plain_run(H100, replace(LLAMA, head_vocab_size=32000), B=8.0, L=512.0, execution=HOW)]
     )
+
+
+@pytest.mark.parametrize("drafter", [sm.Eagle3(), sm.NGram(hit=0.5), sm.Medusa()])
+def test_the_error_of_a_ratio_to_off_is_that_of_the_speedup(drafter: sm.Drafter) -> None:
+    B, k = np.array([8.0, 300.0]), np.array([0, 1, 4])
+    found = ratio_errors(H100, LLAMA, drafter, B=B, k=k, L=2048, execution=HOW)
+    assert found.shape == (2, 3, 3)
+    np.testing.assert_allclose(found, found.transpose(0, 2, 1), rtol=1e-9)
+    for i, batch in enumerate(B):
+        low, high = bounds(drafter, B=batch)["S"]
+        assert np.log(high / low) / 2 == pytest.approx(NORMAL_90 * found[i, 0, 2], rel=1e-9)
+    # what both rounds share cancels
+    run = spread(verify_runs(H100, LLAMA, drafter, B=8.0, k=4, L=2048.0, execution=HOW))
+    assert found[0, 1, 2] < float(log_error([(1 / run.T, run)])) * 2

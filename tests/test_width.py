@@ -179,3 +179,45 @@ def test_where_speedup_rises_at_every_context_or_none() -> None:
     )  # fmt: skip
     assert free == 0.0
     assert found(sm.Geometric(0.7), 64, kv_reread=1.0) == np.inf
+
+
+def joined(k: list[int], gain: float, error: float) -> list[int]:
+    """Join runs of k by batch, the best k of which gains so much over every other."""
+    drafts = np.unique([0, *k])
+    best = np.searchsorted(drafts, k)
+    S = np.ones((len(k), drafts.size))
+    S[np.arange(len(k)), best] = np.exp(gain)
+
+    def errors(B: np.ndarray, n: np.ndarray) -> np.ndarray:
+        return np.full((np.size(B), np.size(n), np.size(n)), error)
+
+    return drafts[width._joined(S, best, drafts, errors)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("k", "expected"),
+    [
+        ([1] * 9 + [0] * 2 + [1] * 5 + [0] * 9, [1] * 16 + [0] * 9),  # a gap of off
+        ([1] * 9 + [0] * 5 + [1] * 2 + [0] * 9, [1] * 9 + [0] * 16),  # an island of on
+        ([3] * 5 + [2] * 2 + [3] * 2 + [1] * 5, [3] * 9 + [1] * 5),  # another k
+        ([2] * 4 + [1] * 2 + [0] * 9, [2] * 4 + [1] * 2 + [0] * 9),  # steps in order stay
+        ([0] * 2 + [1] * 9 + [2] * 2, [0] * 2 + [1] * 9 + [2] * 2),  # and so do the ends
+        ([1] * 2 + [0] * 9 + [1] * 3, [1] * 2 + [0] * 9 + [1] * 3),  # longer than both beside it
+        ([1, 4, 4, 4, 3, 3, 1, 1], [1, 4, 4, 4, 3, 3, 1, 1]),  # a hill is no island
+    ],
+)
+def test_gaps_and_islands_that_errors_cannot_tell_are_joined(
+    k: list[int], expected: list[int]
+) -> None:
+    assert joined(k, gain=0.03, error=0.02) == expected
+    assert joined(k, gain=0.03, error=0.01) == k  # 1.64 of them are less than the gain
+
+
+def test_what_does_not_fit_is_not_joined() -> None:
+    S = np.array([[1.0, 1.1], [1.0, 1.1], [1.0, 0.0], [1.0, 1.1], [1.0, 1.1]])
+    best = np.array([1, 1, 0, 1, 1])
+
+    def errors(B: np.ndarray, n: np.ndarray) -> np.ndarray:
+        return np.full((np.size(B), np.size(n), np.size(n)), 9.0)
+
+    assert width._joined(S, best, np.array([0, 1]), errors).tolist() == best.tolist()
