@@ -363,7 +363,7 @@ def _text(
         table.add_row(f"{k:g}", f"{B:g}", f"{tpot * 1e3:.2f}", f"{b * 1e3:.2f}", f"{a * 1e3:.2f}")
     out.table(table)
     out.line(
-        "decided by your rows: 0%: your rows do not determine this value and it keeps the "
+        "decided by your rows, 0%: your rows do not determine this value and it keeps the "
         "preset's; 100%: your rows alone determine it"
     )
     return out.text()
