@@ -10,16 +10,17 @@ from specmodel.errors import FitError, UnknownNameError
 from specmodel.fitting import TableFit, calibrated_device, fit_table
 from specmodel.hardware import Device, load_device, write_device
 from specmodel.rates import device_of_table
-from specmodel.tables import read_table
+from specmodel.tables import read_table, refuse_noise
 
 
 def fit_and_write(
-    table: Path, output: Path, *, overwrite: bool = False
+    table: Path, output: Path, *, overwrite: bool = False, accept_noise: bool = False
 ) -> tuple[Device, TableFit, Check | None]:
     """Fit a table, write the profile of its device, and check it on the table's whole passes.
 
     Efficiencies are shares of the datasheet's rates where a record has the device's name, and
-    of the best rates in the table elsewhere.
+    of the best rates in the table elsewhere. With `accept_noise` a run that was too noisy is fitted
+    all the same, and a note of the profile says so.
 
     Raises
     ------
@@ -29,10 +30,13 @@ def fit_and_write(
     """
     name = str(read_sidecar(table)["device"]["device"])
     notes: tuple[str, ...] = ()
+    as_measured = read_table(table)
+    if not accept_noise:
+        refuse_noise(as_measured)
     try:
         device = load_device(name)
     except UnknownNameError:
-        device = device_of_table(read_table(table), name, {})
+        device = device_of_table(as_measured, name, {})
         notes = ("no datasheet: rates are those measured",)
     rows = read_table(table, device=device)
     fitted = fit_table(rows, device)

@@ -7,11 +7,11 @@ import random
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,9 @@ from calibrate.table import Table, read_sidecar, write_sidecar
 from specmodel.architectures import load_model
 from specmodel.dtypes import canonical_dtype
 from specmodel.errors import DomainError, ProfileError, SpecmodelError
+
+now = monotonic
+"""The clock of the budget; a test puts another in its place."""
 
 ROUNDS = 3
 """How often a block's cases are visited, in another order each time."""
@@ -140,7 +143,7 @@ class Run:
         self.bench.kernels = self.record["kernels"]
         write_sidecar(settings.table, self.record)  # a table without one belongs to nobody
         self.table = Table(settings.table)
-        self.start = time.monotonic() - float(self.record["elapsed"])
+        self.start = now() - float(self.record["elapsed"])
         self.progress: Progress
 
     def _plan(self) -> Plan:
@@ -211,7 +214,7 @@ class Run:
     @property
     def elapsed(self) -> float:
         """Seconds of measuring, earlier runs on this table included. [s]"""
-        return time.monotonic() - self.start
+        return now() - self.start
 
     def run(self, *, lines: bool = False) -> dict[str, Any]:
         """Measure what is left of the plan: what every fit needs first, more while time lasts."""
@@ -224,7 +227,7 @@ class Run:
                 while todo:
                     left = max(0.0, self.settings.budget - self.elapsed)
                     share = todo[0].share / sum(section.share for section in todo)
-                    self._section(todo.pop(0), stage, time.monotonic() + left * share)
+                    self._section(todo.pop(0), stage, now() + left * share)
                     self.bench.release()
         self._save()
         return self.record
@@ -249,7 +252,7 @@ class Run:
         cases = section.base if stage == "base" else section.more
         queue = [case for case in cases if case not in self.table]
         least = stage == "base" and not any(case in self.table for case in cases)
-        while queue and (least or time.monotonic() < deadline):
+        while queue and (least or now() < deadline):
             least = False
             self._save()
             block, queue = queue[:BLOCK], queue[BLOCK:]
@@ -281,7 +284,7 @@ class Run:
         self._prepare(reference, ready)
         takes = 0.0
         while queue:
-            if len(ready) > 1 and time.monotonic() + takes > deadline:
+            if len(ready) > 1 and now() + takes > deadline:
                 break
             case = queue.pop(0)
             self.progress.show(f"{name}: {case.label}", self.elapsed)
@@ -292,7 +295,7 @@ class Run:
                 takes += ROUNDS * (_VISIT + 2 * ready[case][1].once)
         rng = random.Random(self.settings.seed)  # noqa: S311 (an order, not a secret)
         for turn in range(ROUNDS):
-            if turn and time.monotonic() > deadline + takes:
+            if turn and now() > deadline + takes:
                 break
             order = list(ready)
             rng.shuffle(order)

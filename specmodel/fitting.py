@@ -36,7 +36,7 @@ from specmodel.forms import (
     soft_roofline,
 )
 from specmodel.hardware import Device
-from specmodel.tables import ANCHOR, Table, features, groups, noted, plain_format, refuse_noise
+from specmodel.tables import ANCHOR, Table, features, groups, noted, plain_format
 
 FOLDS = 10
 """Parts that shapes are divided into for held-out errors; up to `FEW` are left out one by one."""
@@ -423,13 +423,14 @@ def fit_table(table: Table, device: Device) -> TableFit:
     Raises
     ------
     FitError
-        When nothing in the table can be fitted, or the run that made it was too unsteady.
+        When nothing in the table can be fitted.
     """
-    refuse_noise(table)
     fits: dict[str, dict[str, FittedOperator]] = {}
     plain: dict[str, dict[str, FittedOperator]] = {}
     rows: dict[tuple[str, str], Measured] = {}
     notes: list[str] = [f"could not run: {failure}" for failure in table.failures]
+    if table.unsteady is not None:
+        notes.append(f"the run was too noisy to trust: {table.unsteady}")
     for operator in OPERATORS:
         for key in table.formats(operator):
             part = _of_decoding(_one_mode(table.in_format(operator, key), notes), operator, notes)

@@ -15,7 +15,7 @@ from specmodel.fitting import Measured, fit_operator
 from specmodel.forms import GEMM_SPLIT_K, traffic
 from specmodel.hardware import Device, device_names, load_device
 from specmodel.plausible import check_plausible
-from specmodel.tables import Table, check_times, features, groups, plain_format, refuse_noise
+from specmodel.tables import Table, check_times, features, groups, plain_format
 
 _ALONE = 3.0  # times the next rate: a row that stands alone is a mistake
 _TOP = 0.99  # quantile of what rows reach, taken as the rate: one row may be a mistake
@@ -50,10 +50,8 @@ def device_of_table(table: Table, name: str, stated: Mapping[str, float]) -> Dev
     ------
     FitError
         When a rate is neither stated nor in the table, or one that is in it cannot be: a single
-        row far above all others, or a rate that no device has, the sign of another unit. When
-        the run that made the table was too unsteady.
+        row far above all others, or a rate that no device has, the sign of another unit.
     """
-    refuse_noise(table)
     record, machine = table.record, table.record.get("device", {})
     own = "memory_capacity" in record
     found: dict[str, float] = _of_run(table, name) if own else _of_rows(table)

@@ -89,6 +89,13 @@ class Table:
     def __len__(self) -> int:
         return self.lines.size
 
+    @property
+    def unsteady(self) -> str | None:
+        """Why its run is not to be trusted; None where it is, or only checked the code."""
+        if self.record.get("arguments", {}).get("tiny"):
+            return None
+        return too_noisy(self.record.get("noise", {}))
+
     def where(self, keep: NDArray[np.bool_]) -> Table:
         """Return some of the rows."""
         return replace(
@@ -302,20 +309,17 @@ def too_noisy(noise: Mapping[str, float]) -> str | None:
 
 
 def refuse_noise(table: Table) -> None:
-    """Raise where the run that made a table was too unsteady; tiny runs check the code only.
+    """Raise where the run that made a table was too unsteady.
 
     Raises
     ------
     FitError
         Naming the table and how much its times varied.
     """
-    record = table.record
-    if record.get("arguments", {}).get("tiny"):
-        return
-    if (reason := too_noisy(record.get("noise", {}))) is not None:
+    if table.unsteady is not None:
         raise FitError(
-            f"{table.source['table']}: too noisy to trust: {reason}: measure again on a quieter "
-            "machine, into another table"
+            f"{table.source['table']}: too noisy to trust: {table.unsteady}: measure again on a "
+            "quieter machine, into another table"
         )
 
 

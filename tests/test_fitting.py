@@ -397,6 +397,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert device.calibration is not None
     assert device.calibration.source["table"] == "t.csv"
     arguments = ["fit", str(table), "-o", str(output), "--gpu", "h100", "--format", "json"]
+    assert CliRunner().invoke(cli, arguments).exit_code == 1  # it is there
+    arguments.append("--overwrite")
     run = CliRunner().invoke(cli, [*arguments, "--plot", str(tmp_path / "r.png")])
     assert run.exit_code == 0, run.output
     product = json.loads(run.output)["operators"]["gemm"]["bfloat16"]
@@ -418,7 +420,8 @@ def test_a_device_without_a_record(tmp_path: Path) -> None:
     assert main([*arguments, "--memory", "80"]) == 0
     device = sm.load_device(output)
     assert device.memory_bandwidth == pytest.approx(0.9 * H100.memory_bandwidth, rel=0.2)
-    assert main([*arguments, "--memory", "80", "--bandwidth", "3350", "--flops", "989"]) == 0
+    arguments += ["--memory", "80", "--overwrite"]
+    assert main([*arguments, "--bandwidth", "3350", "--flops", "989"]) == 0
     assert sm.load_device(output).memory_bandwidth == 3.35e12
 
 

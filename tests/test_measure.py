@@ -284,7 +284,8 @@ def test_the_record_feeds_predict(
     assert "of trees" in capsys.readouterr().err
     file.write_text('{"points": []}')
     assert main([*model, "--acceptance", str(file)]) == 2
-    assert "points: is empty (acceptance is read from what `specmodel measure" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "points: is empty (acceptance is read from what `specmodel measure" in error
     assert main([*model, "--acceptance", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err
 

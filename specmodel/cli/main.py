@@ -300,6 +300,9 @@ def validate(form: str, plot: str | None, **options: Any) -> None:
 )
 @click.option("--plot", metavar="FILE", help="Also draw the residuals (.png, .pdf, .svg).")
 @click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
+@click.option(
+    "--accept-noise", is_flag=True, help="Fit a run that was too noisy too; the file says so."
+)
 def fit(table: str, output: str, form: str, plot: str | None, **options: Any) -> None:
     """Fit a measurement table (CSV, or a folder of published tables) and write a device file.
 
