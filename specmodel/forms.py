@@ -159,15 +159,15 @@ def _gemm_sizes(features: Features) -> tuple[Floats, Floats, Floats, Floats, Flo
     return m, n, k, copies, moved
 
 
-def tiles(features: Features, rates: Rates, v: Values) -> tuple[Floats, Floats, Floats]:
-    """Return a matrix product's rows in a tile, its tiles, and the waves they run in."""
+def tiles(features: Features, rates: Rates, v: Values) -> tuple[Floats, Floats, int]:
+    """Return a matrix product's rows in a tile, its tiles, and the multiprocessors they run on."""
     m, n, _, copies, _ = _gemm_sizes(features)
     if rates.multiprocessors is None:
         raise FitError("tiles need the device's number of multiprocessors")
     rows = np.exp2(np.ceil(np.log2(np.maximum(m, 1.0))))
     rows = np.clip(rows, v["tile_m_min"], v["tile_m_max"])
     count = copies * np.ceil(m / rows) * np.ceil(n / v["tile_n"])
-    return rows, count, count / rates.multiprocessors
+    return rows, count, rates.multiprocessors
 
 
 def _tiled(features: Features, rates: Rates, v: Values) -> Floats:
@@ -179,8 +179,8 @@ def _tiled(features: Features, rates: Rates, v: Values) -> Floats:
         path = \frac{2 K b_M b_N SM}{\eta_f F}\, x \left(\frac{\lceil x \rceil}{x}\right)^s
     """
     _, _, k, _, moved = _gemm_sizes(features)
-    rows, _, waves = tiles(features, rates, v)
-    units = rates.multiprocessors or 0
+    rows, count, units = tiles(features, rates, v)
+    waves = count / units
     full = np.ceil(waves) / np.where(waves > 0, waves, 1.0)
     path = 2.0 * k * rows * v["tile_n"] * units / (v["eta_f"] * rates.flops) * waves
     return p_norm(moved / (v["eta_m"] * rates.bandwidth), path * full ** v["s"], _SHARP)

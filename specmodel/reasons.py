@@ -238,13 +238,13 @@ def _step_of(kernels: Kernels, op: Operator) -> str:
         experts = float(op.shape["experts"])
         before, after = np.broadcast_to(features["m"], 2)
         return f"more rows than its {experts:.0f} experts" if before <= experts < after else ""
-    rates = kernels.rates(op)
-    if op.kind != "gemm" or "tile_n" not in fit.values or rates.multiprocessors is None:
+    if op.kind != "gemm" or "tile_n" not in fit.values:
         return ""
-    rows, count, waves = (np.broadcast_to(x, 2) for x in tiles(features, rates, fit.values))
+    rows, count, units = tiles(features, kernels.rates(op), fit.values)
+    rows, count = np.broadcast_to(rows, 2), np.broadcast_to(count, 2)
     if rows[0] != rows[1]:
         return f"tiles of {rows[1]:.0f} rows in place of {rows[0]:.0f}"
-    full = np.ceil(waves)
+    full = np.ceil(count / units)
     if full[0] != full[1]:
         return f"{full[1]:.0f} waves of tiles in place of {full[0]:.0f}"
     return f"{count[1]:.0f} tiles in place of {count[0]:.0f}" if count[0] != count[1] else ""
