@@ -309,9 +309,9 @@ class BetaMixture(_FromRates):
     def __post_init__(self) -> None:
         for name, value in (("x", self.x), ("y", self.y)):
             if not (np.isfinite(real_array(value, name, low=0)) and value > 0):
-                raise DomainError(f"{name} must be finite and > 0; got {value!r}")
+                raise DomainError(f"{name} must be finite and > 0; got {brief(value)}")
         if self.over not in ("rounds", "requests"):
-            raise DomainError(f"over must be rounds or requests; got {self.over!r}")
+            raise DomainError(f"over must be rounds or requests; got {brief(self.over)}")
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specmodel.errors import DomainError, ProfileError, did_you_mean
+from specmodel.errors import DomainError, ProfileError, brief, did_you_mean
 from specmodel.forms import Features, Floats, Form, Rates, form_named
 
 SCHEMA = 1
@@ -261,19 +261,19 @@ def calibration(record: Any, where: str) -> Calibration:
     keys = {"schema", "source", "operators", "uncalibrated", "passes", "notes"}
     _check_keys(record, keys, where, required={"schema", "operators"})
     if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
-        raise ProfileError(f"{where}: schema: must be {SCHEMA}; got {record['schema']!r}")
+        raise ProfileError(f"{where}: schema: must be {SCHEMA}; got {brief(record['schema'])}")
     operators: dict[str, dict[str, FittedOperator]] = {}
     _check_keys(record["operators"], set(OPERATORS), f"{where}: operators")
     for kind, by_dtype in record["operators"].items():
         at = f"{where}: operators: {kind}"
         if not isinstance(by_dtype, dict) or not by_dtype:
-            raise ProfileError(f"{at}: must be a mapping by dtype; got {by_dtype!r}")
+            raise ProfileError(f"{at}: must be a mapping by dtype; got {brief(by_dtype)}")
         operators[kind] = {
             dtype: fitted_operator(fit, f"{at}: {dtype}", kind) for dtype, fit in by_dtype.items()
         }
     source = record.get("source", {})
     if not isinstance(source, dict):
-        raise ProfileError(f"{where}: source: must be a mapping; got {source!r}")
+        raise ProfileError(f"{where}: source: must be a mapping; got {brief(source)}")
     return Calibration(
         operators=operators,
         uncalibrated=_texts(record, "uncalibrated", where),
@@ -348,7 +348,7 @@ def _parameters(
         entry = record[name]
         _check_keys(entry, {"value", "unit", "error", "pinned"}, at, required={"value"})
         if entry.get("unit", parameter.unit) != parameter.unit:
-            raise ProfileError(f"{at}: unit: must be {parameter.unit}; got {entry['unit']!r}")
+            raise ProfileError(f"{at}: unit: must be {parameter.unit}; got {brief(entry['unit'])}")
         values[name] = _number(entry["value"], f"{at}: value", low=0.0)
         if ("error" in entry) == ("pinned" in entry):
             raise ProfileError(f"{at}: must have either an error or the reason it is pinned")
@@ -388,26 +388,26 @@ def _errors(record: Any, where: str) -> Errors:
 
 def _pair(value: Any, where: str) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
-        raise ProfileError(f"{where}: must be two numbers; got {value!r}")
+        raise ProfileError(f"{where}: must be two numbers; got {brief(value)}")
     return _number(value[0], where), _number(value[1], where)
 
 
 def _texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = record.get(key, [])
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ProfileError(f"{where}: {key}: must be a list of text; got {value!r}")
+        raise ProfileError(f"{where}: {key}: must be a list of text; got {brief(value)}")
     return tuple(value)
 
 
 def _count(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ProfileError(f"{where}: must be a whole number >= 1; got {value!r}")
+        raise ProfileError(f"{where}: must be a whole number >= 1; got {brief(value)}")
     return value
 
 
 def _number(value: Any, where: str, *, low: float = -np.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise ProfileError(f"{where}: must be a number (as in 1.0e-06); got {value!r}")
+        raise ProfileError(f"{where}: must be a number (as in 1.0e-06); got {brief(value)}")
     if value < low:
         raise ProfileError(f"{where}: must be >= {low:g}; got {value:g}")
     return float(value)
@@ -417,7 +417,7 @@ def _check_keys(
     mapping: Any, known: set[str], where: str, *, required: set[str] | None = None
 ) -> None:
     if not isinstance(mapping, dict):
-        raise ProfileError(f"{where}: must be a mapping; got {mapping!r}")
+        raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
     for key in mapping:
         if key not in known:
             raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(key, known)}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specmodel.architectures import Architecture, Layer
 from specmodel.architectures.parts import MLP, Attention, MoE
 from specmodel.calibration import Departure, Errors, rounded
-from specmodel.errors import FitError
+from specmodel.errors import FitError, brief
 from specmodel.hardware import Device
 from specmodel.roofline import Execution
 from specmodel.speculation import Run
@@ -158,7 +158,9 @@ def check_passes(table: Table, device: Device) -> Check | None:
         name, dtype = str(texts["model"][i]), str(texts["dtype"][i])
         shape = table.record.get("models", {}).get(name)
         if not isinstance(shape, dict):
-            raise FitError(f"line {rows.lines[i]}: the sidecar has no shape of decoder {name!r}")
+            raise FitError(
+                f"line {rows.lines[i]}: the sidecar has no shape of decoder {brief(name)}"
+            )
         run = Run(
             device=device,
             architecture=decoder(name, shape, dtype),

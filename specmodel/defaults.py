@@ -30,7 +30,7 @@ from specmodel.drafters import (
     SparseKV,
     checked_drafter,
 )
-from specmodel.errors import DomainError, did_you_mean
+from specmodel.errors import DomainError, brief, did_you_mean
 
 MODEL = "llama-3.1-8b"
 """Target of a prediction that names none."""
@@ -62,11 +62,11 @@ def typical_acceptance(kind: str, workload: str | None = None) -> TypicalAccepta
     """
     entries = _data("acceptance")
     if kind not in entries:
-        raise DomainError(f"unknown drafter {kind!r}{did_you_mean(kind, KINDS)}")
+        raise DomainError(f"unknown drafter {brief(kind)}{did_you_mean(kind, KINDS)}")
     if workload is not None and workload not in workloads():
         hint = did_you_mean(workload, workloads())
         raise DomainError(
-            f"workload must be one of {', '.join(workloads())}; got {workload!r}{hint}"
+            f"workload must be one of {', '.join(workloads())}; got {brief(workload)}{hint}"
         )
     published = _data("workloads")[workload].get(kind) if workload else None
     entry = dict(published or entries[kind])
@@ -147,7 +147,8 @@ def make_drafter(
     """
     if kind not in KINDS:
         raise DomainError(
-            f"drafter must be one of {', '.join(KINDS)}; got {kind!r}{did_you_mean(kind, KINDS)}"
+            f"drafter must be one of {', '.join(KINDS)}; got "
+            f"{brief(kind)}{did_you_mean(kind, KINDS)}"
         )
     for name, value in options.items():
         if value is not None and _OPTIONS.get(kind, ("", None))[0] != name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specmodel.errors import DomainError, did_you_mean
+from specmodel.errors import DomainError, brief, did_you_mean
 
 BYTES: dict[str, float] = {
     "float32": 4.0,
@@ -64,7 +64,7 @@ def canonical_dtype(name: str, *, what: str = "dtype") -> str:
     key = _ALIASES.get(key, key)
     if key not in BYTES:
         hint = did_you_mean(key, [*BYTES, *_ALIASES])
-        raise DomainError(f"{what} must be one of {', '.join(BYTES)}; got {name!r}{hint}")
+        raise DomainError(f"{what} must be one of {', '.join(BYTES)}; got {brief(name)}{hint}")
     return key
 
 

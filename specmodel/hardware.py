@@ -69,9 +69,9 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth"):
-            value = float(real_array(getattr(self, name), f"link {name}"))
-            check_plausible(f"link_{name}", value, f"link {name}", fault=DomainError)
+        real_array(self.latency, "link latency", low=0, unit="s")
+        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
+            raise DomainError("link bandwidth must be > 0; got 0")
 
     def time(self, size: ArrayLike) -> NDArray[np.float64]:
         """Return the time of one message of `size` bytes. [s]"""
@@ -246,7 +246,7 @@ def _spellings() -> dict[str, str]:
     for name in device_names():
         for spelling in (name, *_datasheet(name).aliases):
             if spellings.setdefault(spelling, name) != name:
-                raise ProfileError(f"{spelling!r} names both {spellings[spelling]} and {name}")
+                raise ProfileError(f"{brief(spelling)} names both {spellings[spelling]} and {name}")
     return spellings
 
 
@@ -347,15 +347,15 @@ def write_device(device: Device, path: str | os.PathLike[str], *, overwrite: boo
 def _device(record: Any, where: str) -> Device:
     _keys(record, _TOP | _OPTIONAL, where, optional=_OPTIONAL)
     if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
-        raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {record['schema']!r}")
+        raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {brief(record['schema'])}")
     for key in ("name", "title", "vendor", "family"):
         _text(record[key], f"{where}: {key}")
     aliases = record.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
-        raise ProfileError(f"{where}: aliases: must be a list of text; got {aliases!r}")
+        raise ProfileError(f"{where}: aliases: must be a list of text; got {brief(aliases)}")
     status = record.get("status", "released")
     if status not in _STATUS:
-        raise ProfileError(f"{where}: status: must be {' or '.join(_STATUS)}; got {status!r}")
+        raise ProfileError(f"{where}: status: must be {' or '.join(_STATUS)}; got {brief(status)}")
     titles = _titles(record["sources"], where)
     sheet = record["datasheet"]
     required = {"peak_flops"} | {key for key, needed in _SCALARS.items() if needed}
@@ -373,11 +373,11 @@ def _device(record: Any, where: str) -> Device:
 
     rates = sheet["peak_flops"]
     if not isinstance(rates, dict) or not rates:
-        raise ProfileError(f"{where}: peak_flops: must name at least one dtype; got {rates!r}")
+        raise ProfileError(f"{where}: peak_flops: must name at least one dtype; got {brief(rates)}")
     for dtype in rates:
         if dtype not in _RATE_DTYPES:
             hint = did_you_mean(dtype, _RATE_DTYPES)
-            raise ProfileError(f"{where}: peak_flops: unknown dtype {dtype!r}{hint}")
+            raise ProfileError(f"{where}: peak_flops: unknown dtype {brief(dtype)}{hint}")
     scalars: dict[str, Any] = {key: value(sheet[key], key) for key in _SCALARS if key in sheet}
     if (units := scalars.get("multiprocessors")) is not None:
         if units != int(units):
@@ -398,7 +398,7 @@ def _device(record: Any, where: str) -> Device:
 
 def _titles(sources: Any, where: str) -> dict[str, str]:
     if not isinstance(sources, dict):
-        raise ProfileError(f"{where}: sources: must be a mapping; got {sources!r}")
+        raise ProfileError(f"{where}: sources: must be a mapping; got {brief(sources)}")
     titles = {}
     for key, source in sources.items():
         _keys(source, {"title", "url", "read"}, f"{where}: sources: {key}")
@@ -412,24 +412,28 @@ def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, st
     _keys(entry, _VALUE, where, optional={"note"})
     number = entry["value"]
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ProfileError(f"{where}: value: must be a number (as in 3.35e+12); got {number!r}")
+        raise ProfileError(
+            f"{where}: value: must be a number (as in 3.35e+12); got {brief(number)}"
+        )
     if not is_number(number):
         raise ProfileError(f"{where}: value: must be finite; got {brief(number)}")
     for part in ("quoted", "source", *(["note"] if "note" in entry else [])):
         _text(entry[part], f"{where}: {part}")
     if entry["source"] not in titles:
-        raise ProfileError(f"{where}: source: {entry['source']!r} is not among the file's sources")
+        raise ProfileError(
+            f"{where}: source: {brief(entry['source'])} is not among the file's sources"
+        )
     return float(number), f"{entry['quoted']} ({titles[entry['source']]})"
 
 
 def _text(value: Any, where: str) -> None:
     if not isinstance(value, str):
-        raise ProfileError(f"{where}: must be text; got {value!r}")
+        raise ProfileError(f"{where}: must be text; got {brief(value)}")
 
 
 def _keys(mapping: Any, known: set[str], where: str, *, optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     if not isinstance(mapping, dict):
-        raise ProfileError(f"{where}: must be a mapping; got {mapping!r}")
+        raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
     for key in mapping:
         if key not in known:
             raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(key, known)}")

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specmodel.errors import FitError, UnknownNameError, did_you_mean
+from specmodel.errors import FitError, UnknownNameError, brief, did_you_mean
 from specmodel.hardware import Device, load_device
 from specmodel.tables import ANCHOR, NUMBERS, TEXTS, Table, features
 
@@ -122,7 +122,8 @@ def read_published(
     if not parts:
         hint = did_you_mean(gpu, seen) if gpu not in seen else ""
         raise FitError(
-            f"{path}: no row of gpu {gpu!r} and engine {engine!r}{hint} (engines: {engines})"
+            f"{path}: no row of gpu {brief(gpu)} and engine {brief(engine)}{hint} "
+            f"(engines: {engines})"
         )
     versions = sorted({str(part.source["engine"]) for part in parts})
     return Table(
@@ -192,7 +193,7 @@ def _package(gpu: str) -> tuple[dict[str, pd.DataFrame], str]:
     root = Path(spec.origin).parent / "systems" / "data"
     if not (root / gpu).is_dir():
         known = [folder.name for folder in root.iterdir() if folder.is_dir()]
-        raise FitError(f"{PACKAGE} has no gpu {gpu!r}{did_you_mean(gpu, known)}")
+        raise FitError(f"{PACKAGE} has no gpu {brief(gpu)}{did_you_mean(gpu, known)}")
     frames: dict[str, pd.DataFrame] = {}
     files: list[Path] = []
     for operator, (folder, name, names) in _IN_PACKAGE.items():

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import Architecture, load_model
 from specmodel.collectives import Fabric
 from specmodel.costs import Layout, Operator, gemm, pass_operators
-from specmodel.errors import ConvergenceError, DomainError, real_array, unwrap
+from specmodel.errors import ConvergenceError, DomainError, brief, real_array, unwrap
 from specmodel.hardware import Device, Link, load_device
 from specmodel.kernels import Efficiency, Kernels
 from specmodel.overheads import Engine, load_engine
@@ -105,7 +105,7 @@ class Execution:
         if self.engine is not None:  # a name or a file is as good
             object.__setattr__(self, "engine", load_engine(self.engine))
         if self.level not in ("operators", "ideal"):
-            raise DomainError(f"level must be operators or ideal; got {self.level!r}")
+            raise DomainError(f"level must be operators or ideal; got {brief(self.level)}")
         layout = self.layout
         if layout.devices > self.devices_per_node and self.network is None:
             raise DomainError(

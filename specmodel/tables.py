@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmodel.dtypes import BYTES, KV_DTYPES
-from specmodel.errors import FitError, UnknownNameError, did_you_mean
+from specmodel.errors import FitError, UnknownNameError, brief, did_you_mean
 from specmodel.fields import Fields
 from specmodel.files import csv_rows, decoded, parse_json, read_bytes, read_text
 from specmodel.forms import Floats, traffic
@@ -193,7 +193,7 @@ def read_table(path: str | Path, *, device: Device | None = None) -> Table:
 def _header_fault(header: list[str]) -> str:
     for name in COLUMNS:
         if name not in header:
-            return f"column {name!r} is missing{did_you_mean(name, header)}"
+            return f"column {brief(name)} is missing{did_you_mean(name, header)}"
     return f"columns must be {','.join(COLUMNS)}"
 
 
@@ -206,15 +206,17 @@ def _row(fields: list[str], where: str) -> dict[str, Any]:
         row[name] = field_ if name in TEXTS else _number(name, field_, where)
     operator = row["operator"]
     if operator not in NEEDS:
-        raise FitError(f"{where}: unknown operator {operator!r}{did_you_mean(operator, NEEDS)}")
+        raise FitError(
+            f"{where}: unknown operator {brief(operator)}{did_you_mean(operator, NEEDS)}"
+        )
     if row["dtype"] not in BYTES and (row["dtype"] or operator in _ATTENTION_LIKE):
         hint = did_you_mean(row["dtype"], BYTES)
-        raise FitError(f"{where}: unknown dtype {row['dtype']!r}{hint}")
+        raise FitError(f"{where}: unknown dtype {brief(row['dtype'])}{hint}")
     if row["kv_dtype"] and row["kv_dtype"] not in KV_DTYPES:
         hint = did_you_mean(row["kv_dtype"], KV_DTYPES)
-        raise FitError(f"{where}: unknown kv_dtype {row['kv_dtype']!r}{hint}")
+        raise FitError(f"{where}: unknown kv_dtype {brief(row['kv_dtype'])}{hint}")
     if row["mode"] not in ("graph", "eager"):
-        raise FitError(f"{where}: mode must be graph or eager; got {row['mode']!r}")
+        raise FitError(f"{where}: mode must be graph or eager; got {brief(row['mode'])}")
     if math.isnan(row["seconds"]):
         if not row["note"].startswith("error:"):
             raise FitError(f"{where}: seconds: missing, and the note gives no error")
@@ -231,7 +233,7 @@ def _number(name: str, text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise FitError(f"{where}: {name}: must be a number; got {text!r}") from None
+        raise FitError(f"{where}: {name}: must be a number; got {brief(text)}") from None
     if not math.isfinite(value):
         raise FitError(f"{where}: {name}: must be finite; got {text}")
     positive = name not in ("context", "spread")
@@ -342,8 +344,8 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
     if (other := names != names[0]).any():
         at = int(np.argmax(other))
         raise FitError(
-            f"{where}: line {table.lines[at]}: device {str(names[at])!r}, "
-            f"but {str(names[0])!r} before it"
+            f"{where}: line {table.lines[at]}: device {brief(str(names[at]))}, "
+            f"but {brief(str(names[0]))} before it"
         )
     if device is None or not names[0]:
         return
@@ -353,7 +355,8 @@ def _check_device(table: Table, where: str, device: Device | None) -> None:
         return  # a name that no record claims, such as a CPU's
     if found.name != device.name:
         raise FitError(
-            f"{where}: line {table.lines[0]}: a table of {str(names[0])!r}, not of {device.title}"
+            f"{where}: line {table.lines[0]}: a table of {brief(str(names[0]))}, not "
+            f"of {device.title}"
         )
 
 

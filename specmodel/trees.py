@@ -18,7 +18,7 @@ from scipy.optimize import brentq, linprog
 from specmodel.acceptance import distribution
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter, DraftTrees
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, brief, real_array, whole_array
 from specmodel.hardware import Device
 from specmodel.roofline import Execution
 from specmodel.speculation import round_time, speedup
@@ -245,7 +245,9 @@ def candidate_acceptance(
     if rule == "k-seq":
         return _k_seq(target, drafted, count)
     if rule not in ("independent", "distinct"):
-        raise DomainError(f"rule must be independent, distinct, k-seq or optimal; got {rule!r}")
+        raise DomainError(
+            f"rule must be independent, distinct, k-seq or optimal; got {brief(rule)}"
+        )
     return _in_turn(target, drafted, count, distinct=rule == "distinct")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from specmodel.errors import DomainError
+from specmodel.errors import DomainError, brief
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m)?\s*", re.IGNORECASE)
 _BINARY = {"": 1, "k": 1024, "m": 1024**2}
@@ -37,8 +37,8 @@ def parse_count(text: str, *, name: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if not match:
-        raise DomainError(f"{name} must be a whole number (1k = 1,024); got {text.strip()!r}")
+        raise DomainError(f"{name} must be a whole number (1k = 1,024); got {brief(text.strip())}")
     value = Fraction(match[1]) * _BINARY[(match[2] or "").lower()]
     if value != int(value):
-        raise DomainError(f"{name} must be a whole number (1k = 1,024); got {text.strip()!r}")
+        raise DomainError(f"{name} must be a whole number (1k = 1,024); got {brief(text.strip())}")
     return int(value)

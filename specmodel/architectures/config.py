@@ -18,7 +18,7 @@ from specmodel.architectures.quantisation import from_hf_quant_config, with_quan
 from specmodel.architectures.records import Architecture
 from specmodel.architectures.serialise import MARK, from_record, from_yaml
 from specmodel.architectures.sparse import SPARSE
-from specmodel.errors import ArchitectureError, did_you_mean
+from specmodel.errors import ArchitectureError, brief, did_you_mean
 from specmodel.files import parse_json, read_text
 
 _READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS, **SPARSE, "t5": t5}
@@ -127,26 +127,29 @@ def _class_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 def _checkpoint_bytes(keys: Keys) -> int:
     metadata = keys.raw("metadata")
     if not isinstance(metadata, dict):
-        raise keys.error("metadata", f"must be an object; got {metadata!r}")
+        raise keys.error("metadata", f"must be an object; got {brief(metadata)}")
     return Keys(metadata, f"{keys.where}: metadata").whole("total_size", high=10**15)
 
 
 def _family(keys: Keys) -> Family:
     classes = keys.raw("architectures", None) or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise keys.error("architectures", f"must be a list of class names; got {classes!r}")
+        raise keys.error("architectures", f"must be a list of class names; got {brief(classes)}")
     for name in classes:
         if name in DRAFTS:
             return DRAFTS[name]
     model_type = keys.text("model_type")
     if model_type not in _READERS:
         hint = did_you_mean(model_type, _READERS)
-        raise keys.error("model_type", f"{model_type!r} is not supported{hint}")
+        raise keys.error("model_type", f"{brief(model_type)} is not supported{hint}")
     if any(_HEAD.search(c) for c in classes):
-        raise keys.error("architectures", f"{classes[0]!r} is a draft head that is not supported")
+        raise keys.error(
+            "architectures", f"{brief(classes[0])} is a draft head that is not supported"
+        )
     if not all(_CAUSAL.fullmatch(c) for c in classes):
         raise keys.error(
-            "architectures", f"{classes[0]!r} is not supported (it is no causal language model)"
+            "architectures",
+            f"{brief(classes[0])} is not supported (it is no causal language model)",
         )
     return _READERS[model_type]
 
@@ -159,7 +162,7 @@ def _text_part(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -
             continue
         if key in _SAME and values.get(key, value) != value:
             raise ArchitectureError(
-                f"{where}: {key}: {value!r} contradicts {values[key]!r} of text_config"
+                f"{where}: {key}: {brief(value)} contradicts {brief(values[key])} of text_config"
             )
         values.setdefault(key, value)
     if "torch_dtype" in values and "dtype" in values and values["dtype"] is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from specmodel.architectures.families import runs
 from specmodel.architectures.parts import MLP, MoE, Recurrent
 from specmodel.architectures.records import Architecture, Layer
-from specmodel.errors import ArchitectureError, SpecmodelError
+from specmodel.errors import ArchitectureError, SpecmodelError, brief
 
 _OTHER = re.compile(
     r"lm_head|embed|norm|router|conv1d|e_score|vision|visual|audio|mm_projector|multi_modal|eh_proj"
@@ -117,7 +117,7 @@ def exclude(
                 roles.remove("experts")
             kept[i] |= roles
         if not known and not _OTHER.search(name):
-            raise error(f"{name!r} is not understood")
+            raise error(f"{brief(name)} is not understood")
     for i, experts in single.items():
         mlp = layers[i].mlp
         if isinstance(mlp, MoE) and "experts" not in kept[i]:
@@ -156,7 +156,7 @@ class _Pattern:
         one = re.search(r"experts\\?\.(\d+)", name)
         self.expert = None if one is None else one[1]
         if self.expression and one is not None:
-            raise error(f"{name!r} names one expert: not supported")
+            raise error(f"{brief(name)} names one expert: not supported")
         self._match = self._expression(name, error) if self.expression else self._plain(name)
 
     def matches(self, module: str) -> bool:
@@ -177,7 +177,7 @@ class _Pattern:
         try:
             return re.compile(name.removeprefix("re:")).match
         except re.error as problem:
-            raise error(f"{name!r} is no regular expression: {problem}") from None
+            raise error(f"{brief(name)} is no regular expression: {problem}") from None
 
 
 def _modules(layer: Layer, model_type: str) -> Iterator[tuple[str, str | None]]:

@@ -10,7 +10,7 @@ from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention, LatentAttention, MoE
 from specmodel.architectures.records import Architecture, Layer
 from specmodel.dtypes import ACTIVATION_DTYPES, canonical_dtype
-from specmodel.errors import DomainError
+from specmodel.errors import DomainError, brief
 
 Family = Callable[[Keys, dict[str, Any]], Architecture]
 """Builds a model from its keys and the fields that all families share."""
@@ -53,9 +53,9 @@ def read_dtype(keys: Keys) -> str:
         return "bfloat16"
     dtype = as_dtype(keys, key, keys.text(key))
     if "torch_dtype" in keys.values and keys.values["torch_dtype"] != keys.values[key]:
-        raise keys.error("torch_dtype", f"{keys.values['torch_dtype']!r} contradicts {key}")
+        raise keys.error("torch_dtype", f"{brief(keys.values['torch_dtype'])} contradicts {key}")
     if dtype not in ACTIVATION_DTYPES:
-        raise keys.error(key, f"must be one of {', '.join(ACTIVATION_DTYPES)}; got {dtype!r}")
+        raise keys.error(key, f"must be one of {', '.join(ACTIVATION_DTYPES)}; got {brief(dtype)}")
     return dtype
 
 
@@ -74,7 +74,9 @@ def check_activation(keys: Keys, *names: str, known: Iterable[str] = _GATED) -> 
     for name in names:
         keys.raw(name, None)
     if activation not in known:
-        raise keys.error(found, f"must be one of {', '.join(sorted(known))}; got {activation!r}")
+        raise keys.error(
+            found, f"must be one of {', '.join(sorted(known))}; got {brief(activation)}"
+        )
 
 
 def depth(keys: Keys) -> int:

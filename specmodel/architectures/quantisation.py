@@ -11,7 +11,7 @@ from specmodel.architectures.families import as_dtype
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.records import Architecture
 from specmodel.dtypes import KV_DTYPES, Quantisation, default_quantisation
-from specmodel.errors import ArchitectureError
+from specmodel.errors import ArchitectureError, brief
 
 _REQUIRED = object()
 _COLUMN = 2**40  # a group longer than any column: one scale for each
@@ -30,7 +30,7 @@ def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
         return architecture
     where = f"{keys.where}: quantization_config"
     if not isinstance(config, dict):
-        raise ArchitectureError(f"{where}: must be an object; got {config!r}")
+        raise ArchitectureError(f"{where}: must be an object; got {brief(config)}")
     quant = Keys(config, where)
     method = quant.text("quant_method")
     readers = {
@@ -42,7 +42,9 @@ def with_quantisation(architecture: Architecture, keys: Keys) -> Architecture:
         "gptq": _gptq,
     }
     if method not in readers:
-        raise quant.error("quant_method", f"{method!r} is not supported; {', '.join(readers)} are")
+        raise quant.error(
+            "quant_method", f"{brief(method)} is not supported; {', '.join(readers)} are"
+        )
     quantisation = readers[method](quant)
     excluded = [*_names(quant, "modules_to_not_convert"), *_names(quant, "ignore"),
                 *_names(quant, "exclude_modules")]  # fmt: skip
@@ -66,7 +68,7 @@ def _with_experts(model: Architecture, keys: Keys, quant: Keys) -> Architecture:
     if stated is None or main is None or stated == main.dtype:
         return model
     if stated != "fp4":
-        raise keys.error("expert_dtype", f"must be fp4 or {main.dtype}; got {stated!r}")
+        raise keys.error("expert_dtype", f"must be fp4 or {main.dtype}; got {brief(stated)}")
     if "experts" not in main.roles:
         raise keys.error("expert_dtype", "contradicts the excluded modules")
     return replace(
@@ -81,7 +83,7 @@ def from_hf_quant_config(keys: Keys) -> dict[str, Any]:
     keys.raw("producer", None)
     inner = keys.raw("quantization")
     if not isinstance(inner, dict):
-        raise keys.error("quantization", f"must be an object; got {inner!r}")
+        raise keys.error("quantization", f"must be an object; got {brief(inner)}")
     return {"quant_method": "modelopt", **inner}
 
 
@@ -103,7 +105,7 @@ def _block(quant: Keys, key: str) -> tuple[int, int] | None:
         and len(block) == 2
         and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
     ):
-        raise quant.error(key, f"must be two whole numbers > 0; got {block!r}")
+        raise quant.error(key, f"must be two whole numbers > 0; got {brief(block)}")
     return block[0], block[1]
 
 
@@ -131,7 +133,7 @@ def _modelopt(quant: Keys) -> Quantisation:
         return Quantisation(dtype="fp8")
     if algorithm == "NVFP4":
         return default_quantisation("nvfp4")
-    raise quant.error("quant_algo", f"{algorithm!r} is not supported; FP8 and NVFP4 are")
+    raise quant.error("quant_algo", f"{brief(algorithm)} is not supported; FP8 and NVFP4 are")
 
 
 def _compressed(quant: Keys) -> Quantisation:
@@ -146,7 +148,7 @@ def _compressed(quant: Keys) -> Quantisation:
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise quant.error("config_groups", "must describe weights")
     if group.get("targets", ["Linear"]) != ["Linear"]:
-        raise quant.error("config_groups", f"targets {group['targets']!r} are not supported")
+        raise quant.error("config_groups", f"targets {brief(group['targets'])} are not supported")
     unknown = set(group) - {
         "weights",
         "input_activations",
@@ -228,12 +230,12 @@ def _grouped(quant: Keys, *, zero_points: bool) -> Quantisation:
 def _kv_dtype(quant: Keys) -> str | None:
     scheme = quant.raw("kv_cache_scheme", None)
     if scheme is not None and not isinstance(scheme, dict):
-        raise quant.error("kv_cache_scheme", f"must be an object; got {scheme!r}")
+        raise quant.error("kv_cache_scheme", f"must be an object; got {brief(scheme)}")
     if scheme is not None:
         if scheme.get("num_bits") != 8:
-            raise quant.error("kv_cache_scheme", f"must be of 8 bits; got {scheme!r}")
+            raise quant.error("kv_cache_scheme", f"must be of 8 bits; got {brief(scheme)}")
         if scheme.get("type") not in ("float", "int"):
-            raise quant.error("kv_cache_scheme", f"must say its type; got {scheme!r}")
+            raise quant.error("kv_cache_scheme", f"must say its type; got {brief(scheme)}")
         return "fp8" if scheme["type"] == "float" else "int8"
     stated = quant.raw("kv_cache_dtype", None) or quant.raw("kv_cache_quant_algo", None)
     quant.raw("kv_cache_quant_algo", None)
@@ -251,5 +253,5 @@ def _kv_dtype(quant: Keys) -> str | None:
 def _names(quant: Keys, key: str) -> list[str]:
     names = quant.raw(key, None) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise quant.error(key, f"must be a list of module names; got {names!r}")
+        raise quant.error(key, f"must be a list of module names; got {brief(names)}")
     return names

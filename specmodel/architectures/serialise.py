@@ -26,7 +26,7 @@ from specmodel.architectures.parts import (
 )
 from specmodel.architectures.records import Architecture, Fusion, Layer
 from specmodel.dtypes import ACTIVATION_DTYPES, BYTES, KV_DTYPES, Quantisation
-from specmodel.errors import ArchitectureError, did_you_mean
+from specmodel.errors import ArchitectureError, brief, did_you_mean
 from specmodel.files import parse_json
 from specmodel.yaml_text import parse_yaml, yaml_text
 
@@ -134,7 +134,7 @@ def from_record(values: Any, *, where: str) -> Architecture:
     if MARK not in values:
         raise ArchitectureError(f"{where}: {MARK}: missing: this is no record of a model")
     if values[MARK] is True or values[MARK] != _VERSION:
-        raise ArchitectureError(f"{where}: {MARK}: must be {_VERSION}; got {values[MARK]!r}")
+        raise ArchitectureError(f"{where}: {MARK}: must be {_VERSION}; got {brief(values[MARK])}")
     rest = {key: value for key, value in values.items() if key != MARK}
     result: Architecture = _Reader(where).record(Architecture, rest, "")
     total, active = result.total_params, result.active_params
@@ -156,7 +156,7 @@ class _Reader:
     def record(self, kind: type, values: Any, key: str) -> Any:
         """Return a record of a kind."""
         if not isinstance(values, Mapping):
-            raise self._error(key, f"must be a mapping; got {values!r}")
+            raise self._error(key, f"must be a mapping; got {brief(values)}")
         known = {field.name: field for field in fields(kind)}
         for name in values:
             if name not in known:
@@ -206,7 +206,7 @@ class _Reader:
 
     def _part(self, options: tuple[Any, ...], value: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
-            raise self._error(key, f"must be a mapping; got {value!r}")
+            raise self._error(key, f"must be a mapping; got {brief(value)}")
         names = [option.__name__ for option in options]
         name = self._one_of(names, value.get("part"), _join(key, "part"))
         rest = {inner: x for inner, x in value.items() if inner != "part"}
@@ -214,7 +214,7 @@ class _Reader:
 
     def _many(self, hint: Any, value: Any, field: Field[Any], key: str) -> Any:
         if not isinstance(value, list):
-            raise self._error(key, f"must be a list; got {value!r}")
+            raise self._error(key, f"must be a list; got {brief(value)}")
         if field.name == "layers":
             return self._layers(value, key)
         if typing.get_origin(hint) is frozenset:
@@ -229,7 +229,7 @@ class _Reader:
         for i, run in enumerate(value):
             here = f"{key}[{i}]"
             if not isinstance(run, Mapping):
-                raise self._error(here, f"must be a mapping; got {run!r}")
+                raise self._error(here, f"must be a mapping; got {brief(run)}")
             count = self._whole(run.get("count"), 1, _join(here, "count"), high=_MOST_LAYERS)
             rest = {name: x for name, x in run.items() if name != "count"}
             runs.append((self.record(Layer, rest, here), count))
@@ -240,7 +240,7 @@ class _Reader:
     def _scalar(self, hint: Any, value: Any, field: Field[Any], key: str) -> Any:
         if hint is bool:
             if not isinstance(value, bool):
-                raise self._error(key, f"must be true or false; got {value!r}")
+                raise self._error(key, f"must be true or false; got {brief(value)}")
             return value
         if hint is str:
             return self._text(value, field.name, key)
@@ -248,19 +248,21 @@ class _Reader:
         if hint is int:
             return self._whole(value, 0 if zero else 1, key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._error(key, f"must be a number; got {value!r}")
+            raise self._error(key, f"must be a number; got {brief(value)}")
         if not (math.isfinite(value) and (value > 0 or (zero and value == 0)) and value <= _MOST):
-            raise self._error(key, f"must be above 0 and finite; got {value!r}")
+            raise self._error(key, f"must be above 0 and finite; got {brief(value)}")
         return float(value)
 
     def _whole(self, value: Any, low: int, key: str, high: int = _MOST) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self._error(key, f"must be a whole number from {low} to {high}; got {value!r}")
+            raise self._error(
+                key, f"must be a whole number from {low} to {high}; got {brief(value)}"
+            )
         return value
 
     def _text(self, value: Any, name: str, key: str) -> str:
         if not isinstance(value, str) or not value.isprintable():
-            raise self._error(key, f"must be printable text; got {value!r}")
+            raise self._error(key, f"must be printable text; got {brief(value)}")
         allowed = _FROM.get(name, _HEADS if name == "head_kind" else None)
         if name == "dtype" and "quantisation" in key:
             allowed = tuple(BYTES)
@@ -271,7 +273,7 @@ class _Reader:
         if not any(value is choice or (value == choice and type(value) is type(choice))
                    for choice in choices):  # fmt: skip
             shown = ", ".join(str(choice) for choice in choices)
-            raise self._error(key, f"must be one of {shown}; got {value!r}")
+            raise self._error(key, f"must be one of {shown}; got {brief(value)}")
         return value
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from specmodel.errors import DomainError
+from specmodel.errors import DomainError, brief
 from specmodel.hardware import Link
+from specmodel.plausible import check_plausible
 from specmodel.units import parse_count
 
 _RANGE = re.compile(r"([^-:]+)[-:]([^-:]+)(?::([^-:]+))?")
@@ -38,9 +39,13 @@ def parse_counts(text: str, *, name: str, low: int) -> tuple[int, ...]:
             first, last = (parse_count(x, name=name) for x in match.group(1, 2))
             step = parse_count(match[3], name=name) if match[3] else 1
             if step < 1 or last < first:
-                raise DomainError(f"{name} range must go up, by at least 1; got {part.strip()!r}")
+                raise DomainError(
+                    f"{name} range must go up, by at least 1; got {brief(part.strip())}"
+                )
             if (last - first) // step >= _MOST:
-                raise DomainError(f"{name} lists at most {_MOST:,} values; got {part.strip()!r}")
+                raise DomainError(
+                    f"{name} lists at most {_MOST:,} values; got {brief(part.strip())}"
+                )
             values += range(first, last + 1, step)
         else:
             values.append(parse_count(part, name=name))
@@ -86,7 +91,7 @@ def parse_number(text: str, *, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise DomainError(f"{name} must be a number; got {text!r}") from None
+        raise DomainError(f"{name} must be a number; got {brief(text)}") from None
 
 
 def parse_whole(text: str, *, name: str) -> int:
@@ -100,7 +105,7 @@ def parse_whole(text: str, *, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise DomainError(f"{name} must be a whole number; got {text!r}") from None
+        raise DomainError(f"{name} must be a whole number; got {brief(text)}") from None
 
 
 def parse_seconds(text: str, *, name: str) -> float:
@@ -137,7 +142,7 @@ def parse_link(text: str, *, name: str) -> Link:
     Raises
     ------
     DomainError
-        When the text is not two numbers, the second above 0.
+        When the text is not two numbers, the second above 0, or no link has such values.
 
     Examples
     --------
@@ -146,8 +151,11 @@ def parse_link(text: str, *, name: str) -> Link:
     """
     parts = [parse_number(part, name=name) for part in text.split(",")]
     if len(parts) != 2:
-        raise DomainError(f"{name} must be LATENCY_US,BANDWIDTH_GB_PER_S; got {text!r}")
-    return Link(latency=parts[0] / 1e6, bandwidth=parts[1] * 1e9)
+        raise DomainError(f"{name} must be LATENCY_US,BANDWIDTH_GB_PER_S; got {brief(text)}")
+    link = Link(latency=parts[0] / 1e6, bandwidth=parts[1] * 1e9)
+    for quantity, value in (("link_latency", link.latency), ("link_bandwidth", link.bandwidth)):
+        check_plausible(quantity, value, name, fault=DomainError)
+    return link
 
 
 def optional(parse: Callable[..., Value], text: str | None, *, name: str) -> Value | None:

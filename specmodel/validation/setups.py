@@ -26,7 +26,7 @@ from specmodel.drafters import (
     SparseKV,
 )
 from specmodel.dtypes import default_quantisation
-from specmodel.errors import SpecmodelError
+from specmodel.errors import SpecmodelError, brief
 from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
 from specmodel.overheads import engine_for, load_engine, serves
@@ -276,7 +276,7 @@ def _drafter(
     if shape is None and (text or usually):
         usual = _TREES.get(kind)
         if usual is None:
-            raise Unpredictable(f"tree not understood: {row.tree!r}")
+            raise Unpredictable(f"tree not understood: {brief(row.tree)}")
         assumed.append(f"the tree {usual.nodes} nodes, depth {usual.depth}")
         shape = usual
     if shape is None:
@@ -290,7 +290,7 @@ def _drafter(
         return drafter, k
     depth = shape.depth or k
     if not depth:
-        raise Unpredictable(f"tree of unknown depth: {row.tree!r}")
+        raise Unpredictable(f"tree of unknown depth: {brief(row.tree)}")
     if shape.topk <= 1 and shape.nodes == depth:
         return drafter, depth
     return DynamicTree(drafter, topk=max(shape.topk, 1), nodes=shape.nodes), depth
