@@ -294,9 +294,10 @@ def schedule(
         a fitted pass that are smaller than its errors do not change the answer to and fro. [-]
     errors : callable, optional
         From batches and draft lengths to the standard deviation of the logarithm of the ratio of
-        two S, by batch, k and the other k (`specmodel.uncertainty.ratio_errors`). Gaps and
-        islands that it cannot tell from the k beside them are joined to it: runs of a k that
-        is below, or above, those of the runs on both sides. The first and the last run stay.
+        two S, by batch, k and the other k (`specmodel.uncertainty.ratio_errors`). With it, gaps
+        and islands are joined to a run beside them, as long or longer, where it cannot tell the
+        two k apart: runs of a k that is below, or above, those of both runs beside it. The first
+        and the last run stay.
     execution : Execution, optional
         Or its fields as keywords.
 
@@ -358,8 +359,9 @@ def _joined(
 ) -> NDArray[np.int_]:
     """Return the columns by row of S without the gaps and islands that errors cannot tell apart.
 
-    A run is joined to one beside it that is as long or longer, the run that gives up least by
-    it first: few batches, or a small gain. A short island of on goes with the off around it as a
+    A run is joined to one beside it that is as long or longer (as a ratio of batches, so that a
+    hill of k is not worn down from the side of large ones), the run that gives up least by it
+    first: few batches, or a small gain. A short island of on goes with the off around it as a
     short gap of off with the on around it, so that the last edge leans neither way.
     """
     runs = [(start, end, int(best[start])) for start, end in _runs(best)]
@@ -393,7 +395,7 @@ def _joined(
             for i in range(len(runs))
             if _stands_out(runs, i)
             for start, end, other in (runs[i - 1], runs[i + 1])
-            if end - start >= runs[i][1] - runs[i][0]
+            if _octaves(start, end) >= _octaves(*runs[i][:2])
         ]
         loss, i, other = min(choices, default=(np.inf, 0, 0))
         if not np.isfinite(loss):
@@ -403,6 +405,11 @@ def _joined(
             (same[0][0], same[-1][1], column)
             for column, same in ((c, list(g)) for c, g in groupby(runs, key=lambda run: run[2]))
         ]
+
+
+def _octaves(start: int, end: int) -> float:
+    """Return how long a run of rows is on the scale of batches, where k falls ever more slowly."""
+    return float(np.log2((end + 1) / (start + 1)))
 
 
 def _stands_out(runs: Sequence[tuple[int, int, int]], i: int) -> bool:
