@@ -397,7 +397,7 @@ def _apart(answers: Sequence[Answer], points: Sequence[Mapping[str, Any]]) -> It
     """Say where the best k of a point is not its schedule's, which small gains do not change."""
     for answer in answers:
         found = [
-            f"batch {p['batch']} the best k is {p['k']}, the schedule's {run.k}"
+            f"batch {p['batch']} the best k is {p['k'] or 'off'}, the schedule's {run.k or 'off'}"
             for p in points
             if p["context"] == answer.context and p["fits"] and p["k"] == p["k_star"]
             for run in answer.schedule

@@ -121,8 +121,8 @@ def test_overlapped_drafting_hides_behind_verification() -> None:
         (lambda: sm.NGram(hit=1.0, device=L40S), "needs a link, and only then"),
         (lambda: sm.Eagle3(link=Link(0, 1e9)), "needs a link, and only then"),
         (lambda: sm.Eagle3(overlapped=True), "only on a device of its own"),
-        (lambda: Link(-1, 1e9), "link latency: -1 s is outside"),
-        (lambda: Link(0, 0), "link bandwidth: 0 B/s is outside"),
+        (lambda: Link(-1, 1e9), "link latency.*-1"),
+        (lambda: Link(0, 0), "link bandwidth.* 0"),
         (lambda: sm.Execution(offload=2.0), "offload must be in"),
     ],
 )
