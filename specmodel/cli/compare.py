@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rich.text import Text
+
 from specmodel._version import __version__
-from specmodel.cli.output import Out, plain_table, to_csv, to_json
-from specmodel.cli.render import engine_lines
+from specmodel.cli.output import STYLES, Out, Table, styled, to_csv, to_json
+from specmodel.cli.render import engine_lines, unfit
 from specmodel.cli.setup import ACCEPTANCE_OPTIONS, Request, build, same_formats
 from specmodel.comparison import AS_GIVEN, Comparison, candidates, compare
 from specmodel.defaults import workload_missing
 from specmodel.errors import DomainError
+from specmodel.report import CLOSE
 
 
 def run_comparison(options: dict[str, Any], kinds: str | None) -> tuple[Request, Comparison]:
@@ -79,18 +82,17 @@ def _table(request: Request, result: Comparison) -> str:
     )
     out.line()
     for pick in result.picks:
-        out.line(f"batch {pick['batch']}, context {pick['context']}: {_pick(pick)}")
+        out.line(f"batch {pick['batch']}, context {pick['context']}: ", *_pick(pick))
     for context in setup.contexts:
         out.line()
         out.line(f"speedup at the best k (k), context {context}")
-        table = plain_table(*("drafter", *(f"batch {b}" for b in setup.batches), "adds GB"))
-        table.columns[0].justify = "left"
+        heads = ("drafter", *(f"batch {batch}" for batch in setup.batches), "adds GB")
+        table = Table(*heads, order=heads, left=heads[:1], fold="drafter")
         for row in result.rows:
             points = [p for p in row.points if p["context"] == context]
-            cells = [f"{p['S']:.2f} ({p['k']})" if p["k"] else "off" for p in points]
             table.add_row(
                 row.candidate.label,
-                *(f"{c}{'' if p['fits'] else '*'}" for c, p in zip(cells, points, strict=True)),
+                *(_speedup(p) + unfit(p["fits"]) for p in points),
                 f"{points[-1]['memory_bytes'] / 1e9:.2f}",
             )
         out.table(table)
@@ -102,21 +104,31 @@ def _table(request: Request, result: Comparison) -> str:
     return out.text()
 
 
-def _pick(pick: Any) -> str:
+def _pick(pick: Any) -> tuple[Text, str]:
+    """Return what to use, in the colour of its verdict, and what else is as good."""
     if not pick["fits"]:
-        return "does not fit, with or without a drafter"
+        return styled("does not fit, with or without a drafter", STYLES["off"]), ""
     if pick["best"] is None:
         reason = "" if pick["verdict"] == "off" else f": {pick['verdict']}"
-        return f"leave speculation off{reason}"
+        return styled(f"leave speculation off{reason}", STYLES["off"]), ""
     text = f"{pick['best']} (k = {pick['k']}, S = {pick['S']:.2f})"
     if pick["verdict"] != "on":
         text = f"{pick['verdict']}: {text}"
+    more = ""
     if pick["cheapest"] != pick["best"]:
-        text += (
+        more = (
             f"; within 5% of it and cheaper in memory: {pick['cheapest']} "
             f"(k = {pick['cheapest_k']}, S = {pick['cheapest_S']:.2f})"
         )
-    return text
+    return styled(text, STYLES[pick["verdict"]]), more
+
+
+def _speedup(point: Any) -> Text:
+    """Return a speedup with its k, in the colour of what it says of speculation."""
+    if not point["k"]:
+        return styled("off", STYLES["off"])
+    verdict = "on" if point["S"] > 1 + CLOSE else "too close to call"
+    return styled(f"{point['S']:.2f} ({point['k']})", STYLES[verdict])
 
 
 def _assumed(label: str, hit_rate: float) -> str:
@@ -131,8 +143,10 @@ def _sources(out: Out, request: Request, result: Comparison) -> None:
         )
         out.line("so this compares what they cost, not how well they guess")
     else:
-        out.line("Acceptance is each drafter's own figure, measured on its own target, and the")
-        out.line("best k goes no further than it was measured; yours: --alpha and others. Assumed")
+        out.line(
+            "Acceptance is each drafter's own figure, measured on its own target, and the best k "
+            "goes no further than it was measured; yours: --alpha and others. Assumed"
+        )
     for row in result.rows:
         one = row.candidate
         other = "" if one.of_workload else f" ({workload_missing(request.inputs['workload'])})"

@@ -8,17 +8,21 @@ from typing import Any
 from specmodel._version import __version__
 from specmodel.calibration import Calibration, FittedOperator
 from specmodel.checking import Check, check_record, check_text, checked_device
-from specmodel.cli.output import Out, plain_table, to_json
+from specmodel.cli.output import Out, Rendered, Table, prose, to_json
 from specmodel.errors import DomainError
+from specmodel.files import check_output
 from specmodel.fitting import TableFit, calibrated_device, fit_table
-from specmodel.hardware import Device
+from specmodel.hardware import YAML, Device
 from specmodel.published import device_of, is_published, read_published
 from specmodel.rates import device_of_table, with_multiprocessors
-from specmodel.tables import read_table
+from specmodel.tables import read_table, refuse_noise
 
 
 def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit, Check | None]:
     """Read a table, fit it, and return the calibrated device, the fit, and a check of passes."""
+    check_output(options["output"], endings=YAML, overwrite=options["overwrite"])
+    if options["plot"] is not None:
+        check_output(options["plot"], endings=(".png", ".pdf", ".svg"), own_format=True)
     gpu, engine = options["gpu"], options["engine"]
     for name in ("model", "drafter", "draft"):
         if options[name] is not None:
@@ -35,6 +39,8 @@ def run_fit(table: str, options: dict[str, Any]) -> tuple[Device, TableFit, Chec
             raise DomainError("--engine goes with a folder of published tables")
         known = device_of(gpu) if gpu is not None else _named_in(table)
         rows = read_table(table, device=known)
+        if not options["accept_noise"]:
+            refuse_noise(rows)
     estimated = known is None
     name = str(gpu or rows.texts["device"][0] or "device")
     notes: list[str] = []
@@ -76,7 +82,7 @@ def fit_text(device: Device, fitted: TableFit, check: Check | None, form: str) -
         passes = None if check is None else check_record(check)
         return to_json({**_json(device, fitted), "passes": passes})
     text = _table(device, fitted)
-    return text if check is None else f"{text}\n\n{check_text(check)}"
+    return text if check is None else Rendered(f"{text}\n\n{prose(check_text(check))}")
 
 
 def _json(device: Device, fitted: TableFit) -> dict[str, Any]:
@@ -112,9 +118,10 @@ def _table(device: Device, fitted: TableFit) -> str:
     out = Out()
     out.line(f"{device.title}, from {_source(calibration)}")
     out.line("errors: mean, median and 90th percentile of |predicted / measured - 1|")
-    table = plain_table(
-        "operator", "format", "rows", "fitted rows", "shapes left out", "plain soft roofline"
-    )
+    table = Table(
+        "operator", "format", "rows", "fitted rows", "shapes left out", "plain soft roofline",
+        order=("operator", "format", "shapes left out", "rows", "plain soft roofline"),
+    )  # fmt: skip
     for kind, by_dtype in calibration.operators.items():
         for dtype, fit in by_dtype.items():
             plain = fitted.baseline[kind][dtype]
@@ -127,7 +134,8 @@ def _table(device: Device, fitted: TableFit) -> str:
                 _errors(plain, held=True),
             )
     out.table(table)
-    numbers = plain_table("operator", "format", "number", "value", "+-", "unit", "pinned because")
+    heads = ("operator", "format", "number", "value", "+-", "unit", "pinned because")
+    numbers = Table(*heads, order=heads, fold="pinned because")
     for kind, by_dtype in calibration.operators.items():
         for dtype, fit in by_dtype.items():
             for name, entry in fit.record()["parameters"].items():

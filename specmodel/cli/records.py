@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from specmodel.architectures import Architecture, is_record, load_model, model_names, to_yaml
-from specmodel.cli.output import Out, cell, to_csv, to_json
+from specmodel.cli.output import Out, Table, cell, to_csv, to_json
 from specmodel.drafters import KINDS
 from specmodel.errors import DomainError, UnknownNameError, did_you_mean
 from specmodel.hardware import Device, device_names, device_yaml, load_device
@@ -32,12 +31,16 @@ def listing_text(what: str, form: str) -> str:
     if form == "csv":
         return to_csv(rows)
     out = Out()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for title, unit in _HEADINGS[what].items():
-        table.add_column(title, justify="right" if unit else "left", overflow="fold")
+    heads = _HEADINGS[what]
+    table = Table(
+        *heads,
+        order=_IMPORTANT[what],
+        left=[title for title, unit in heads.items() if unit is None],
+        fold=_FOLDED[what],
+    )
     for row in rows:
-        units = _HEADINGS[what].values()
-        table.add_row(*(_scaled(v, unit) for v, unit in zip(row.values(), units, strict=True)))
+        scaled = zip(row.values(), heads.values(), strict=True)
+        table.add_row(*(_scaled(value, unit) for value, unit in scaled))
     out.table(table)
     return out.text()
 
@@ -55,7 +58,7 @@ _HEADINGS: dict[str, dict[str, float | None]] = {
         "name": None,
         "params (B)": 1e9,
         "active (B)": 1e9,
-        "KV elements/token": 1.0,
+        "KV elem./token": 1.0,
         "weights GB": 1e9,
         "layers": None,
     },
@@ -74,6 +77,16 @@ _HEADINGS: dict[str, dict[str, float | None]] = {
     },
 }
 """Columns of a listing for people and what their values are divided by; None is text."""
+
+_IMPORTANT: dict[str, tuple[str, ...]] = {
+    "gpus": ("name", "bf16 TFLOP/s", "TB/s", "GB", "title", "rho FLOP/B"),
+    "models": ("name", "params (B)", "active (B)", "KV elem./token", "weights GB", "layers"),
+    "drafters": ("name", "what"),
+    "engines": ("name", "step (ms)", "round (ms)", "row (us)", "title", "studies"),
+}
+"""Columns of a listing, the most important first."""
+_FOLDED = {"gpus": "title", "models": "layers", "drafters": "what", "engines": "title"}
+"""Column of a listing whose texts may take several lines."""
 
 
 def _scaled(value: Any, unit: float | None) -> str:
@@ -143,17 +156,19 @@ def show_text(name: str, form: str) -> str:
     if form == "csv":
         return to_csv([{k: v for k, v in values.items() if not isinstance(v, dict | list)}])
     out = Out()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", max_width=100)
+    out.pairs(_pairs(values), most=_VALUE_WIDTH)
+    return out.text()
+
+
+_VALUE_WIDTH = 100
+
+
+def _pairs(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            for inner, entry in value.items():
-                table.add_row(f"{key}.{inner}", cell(entry))
+            yield from ((f"{key}.{inner}", cell(entry)) for inner, entry in value.items())
         else:
-            table.add_row(key, ", ".join(value) if isinstance(value, list) else cell(value))
-    out.table(table)
-    return out.text()
+            yield key, ", ".join(value) if isinstance(value, list) else cell(value)
 
 
 def _find(name: str) -> Device | Architecture:

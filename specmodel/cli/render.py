@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 from specmodel._version import __version__
-from specmodel.cli.output import Out, plain_table, to_csv, to_json
+from specmodel.cli.output import STYLES, Out, Table, styled, to_csv, to_json
 from specmodel.cli.setup import Request
 from specmodel.report import Answer, Prediction, Setup, does_not_fit, headline
 from specmodel.uncertainty import CONFIDENCE
@@ -84,7 +84,7 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     for answer in result.answers:
         where = f"context {answer.context}: " if len(result.answers) > 1 else ""
         where += "" if answer.plain.batch else "does not fit; if it did, "
-        out.line(f"{where}{headline(answer, setup)}")
+        out.line(where, *_coloured(headline(answer, setup), _verdict(answer, result, setup)))
         for gap in answer.gaps:
             out.line(f"  {gap}")
         out.line(f"  {_capacity(request, answer)}")
@@ -99,14 +99,14 @@ def _prediction_table(request: Request, result: Prediction) -> str:
         at = ", ".join(f"batch {p['batch']} context {p['context']}" for p in close[:6])
         out.line(f"  within 5% of S = 1, too close to call: {at}")
     out.line()
-    out.table(_points_table(result.points, fixed=setup.k is not None))
+    out.table(_points_table(result.points, k=setup.k))
     out.line("cost: a round over a plain step; S: speedup; alpha even: acceptance at which S = 1")
     out.line()
     out.table(_use_table(result.points))
     out.line(
-        "shares of a round: verification by kind of operator, then drafting; MBU, MFU: bandwidth"
+        "shares of a round: verification by kind of operator, then drafting; MBU, MFU: bandwidth "
+        "and peak FLOP/s used by decode/verify; GB of memory a device, * does not fit"
     )
-    out.line("and peak FLOP/s used by decode/verify; GB of memory a device, * does not fit")
     out.line()
     _critical(out, result.points)
     if result.speedup_rises_from is not None:
@@ -125,13 +125,35 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     return out.text()
 
 
-def _points_table(points: Sequence[Mapping[str, Any]], *, fixed: bool) -> Table:
+def _verdict(answer: Answer, result: Prediction, setup: Setup) -> str | None:
+    """Return the best verdict on the batches of a context, None where none was asked for."""
+    here = {p["verdict"] for p in result.points if p["context"] == answer.context}
+    return None if setup.k == 0 else next(verdict for verdict in STYLES if verdict in here)
+
+
+def _coloured(sentence: str, verdict: str | None) -> tuple[Text, str]:
+    """Return a headline whose first clause has its verdict's colour, and the rest."""
+    clause, colon, rest = sentence.partition(":")
+    return styled(clause, verdict and STYLES[verdict]), colon + rest
+
+
+_POINTS = (
+    "batch", "context", "k", "S", "S 90%", "best k", "best S", "tok/s", "cost", "G", "regime",
+    "tok/s/seq", "T_p ms", "T_v ms", "T_d ms", "alpha even",
+)  # fmt: skip
+"""Columns of the answer, the most important first."""
+_USE = ("batch", "context", "k", "GB", "MBU", "MFU", "draft", "weight GEMMs", "attention")
+"""Columns of what a round uses, the most important first."""
+
+
+def _points_table(points: Sequence[Mapping[str, Any]], *, k: int | None) -> Table:
     """The answer: times, cost, speedup. With a k of the user's, the best one beside it."""
+    fixed, asked = k is not None, k != 0
     best = ("best k", "best S") if fixed else ()
     sure = ("S 90%",) if points[0]["S_low"] is not None else ()
-    table = plain_table(
+    table = Table(
         "batch", "context", "k", "G", "T_p ms", "T_v ms", "T_d ms", "cost", "S", *sure, *best,
-        "regime", "alpha even", "tok/s/seq", "tok/s",
+        "regime", "alpha even", "tok/s/seq", "tok/s", order=_POINTS,
     )  # fmt: skip
     for p in points:
         even = p["alpha_break_even"]
@@ -142,7 +164,7 @@ def _points_table(points: Sequence[Mapping[str, Any]], *, fixed: bool) -> Table:
             f"{p['G']:.2f}",
             *(_ms(p[name]) for name in ("T_p", "T_v", "T_d")),
             f"{p['round_cost']:.2f}",
-            f"{p['S']:.2f}",
+            styled(f"{p['S']:.2f}", STYLES[p["verdict"]] if asked else None),
             *([f"{p['S_low']:.2f}-{p['S_high']:.2f}"] if sure else []),
             *((_drafts(p["k_star"]), f"{p['S_star']:.2f}") if fixed else ()),
             p["regime"],
@@ -159,7 +181,7 @@ def _use_table(points: Sequence[Mapping[str, Any]]) -> Table:
         dict.fromkeys(g for p in points for g, share in p["time_shares"].items() if share)
     )
     shown = (group.removeprefix("verify ") for group in groups)
-    table = plain_table("batch", "context", "k", *shown, "MBU", "MFU", "GB")
+    table = Table("batch", "context", "k", *shown, "MBU", "MFU", "GB", order=_USE)
     for p in points:
         table.add_row(
             str(p["batch"]),
@@ -168,9 +190,14 @@ def _use_table(points: Sequence[Mapping[str, Any]]) -> Table:
             *(f"{p['time_shares'].get(group, 0.0):.0%}" for group in groups),
             f"{p['mbu_decode']:.0%}/{p['mbu_verify']:.0%}",
             f"{p['mfu_decode']:.0%}/{p['mfu_verify']:.0%}",
-            f"{p['memory_bytes'] / 1e9:.1f}{'' if p['fits'] else '*'}",
+            styled(f"{p['memory_bytes'] / 1e9:.1f}", None) + unfit(p["fits"]),
         )
     return table
+
+
+def unfit(fits: bool) -> Text:
+    """Return the mark of what does not fit."""
+    return styled("" if fits else "*", STYLES["off"])
 
 
 def _drafts(k: int) -> str:
