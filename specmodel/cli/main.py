@@ -203,12 +203,11 @@ def sweep(output: str, variables: str | None, **options: Any) -> None:
 def explain(latex: bool, **options: Any) -> None:
     """Derive the answer step by step with your numbers in it, for one batch and one context."""
     from specmodel import explanation
-    from specmodel.cli.output import write
+    from specmodel.cli.output import prose, write
     from specmodel.cli.setup import build
 
-    request = build(options)
-    derive = explanation.latex if latex else explanation.explain
-    write(derive(request.setup))
+    setup = build(options).setup
+    write(explanation.latex(setup) if latex else prose(explanation.explain(setup)))
 
 
 @cli.command("list")

@@ -21,7 +21,7 @@ _ANY_WIDTH = 10_000  # rich lays nothing out: lines and columns are as wide as t
 _LEAST_FOLDED = 20  # a folded column narrower than this cannot be read
 _WIDE, _NARROW = 3, 2  # blanks between columns
 
-STYLES: Mapping[str, str] = {"on": "green", "off": "red", "too close to call": "yellow"}
+STYLES: Mapping[str, str] = {"on": "green", "too close to call": "yellow", "off": "red"}
 """Colour of each verdict on speculation."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}

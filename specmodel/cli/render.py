@@ -126,9 +126,15 @@ def _prediction_table(request: Request, result: Prediction) -> str:
 
 
 def _verdict(answer: Answer, result: Prediction, setup: Setup) -> str | None:
-    """Return the best verdict on the batches of a context, None where none was asked for."""
+    """Return the verdict of a headline, None where speculation is off as asked."""
+    if setup.k == 0:
+        return None
     here = {p["verdict"] for p in result.points if p["context"] == answer.context}
-    return None if setup.k == 0 else next(verdict for verdict in STYLES if verdict in here)
+    pays = any(run.k for run in answer.schedule)
+    sure = "on" in here if pays else answer.best_loss > 1  # it would pay, but does not fit
+    if "too close to call" in here and not sure:
+        return "too close to call"
+    return "on" if pays else "off"
 
 
 def _coloured(sentence: str, verdict: str | None) -> tuple[Text, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from specmodel._version import __version__
@@ -73,7 +74,7 @@ def _text(values: Mapping[str, Any]) -> str:
     out = Out()
     out.line(f"specmodel {__version__} | {len(values['rows'])} rows")
     out.line("errors of S, |predicted / measured - 1|; bias is signed")
-    table = Table(*_HEAD, order=_HEAD, fold=_HEAD[0])
+    table = Table(*_HEAD, order=_HEAD, left=_HEAD[:1], fold=_HEAD[0])
     lines = (
         ("shape, held out", shape),
         ("shape, in-study", shape["in_study"]),
@@ -103,10 +104,12 @@ def _text(values: Mapping[str, Any]) -> str:
     for group, by in values["groups"].items():
         heads = (group, "shape n", "median", "p90", "given acceptance n", "median", "p90")
         important = (group, "given acceptance n", "shape n", "median")
-        table = Table(*heads, order=important, fold=group)
+        table = Table(*heads, order=important, left=heads[:1], fold=group)
         for key, both in by.items():
             cells = [_cells(both[name]) for name in ("shape", "given_acceptance")]
-            table.add_row(key[:60], *(c[i] for c in cells for i in (0, 1, 3)))
+            table.add_row(
+                shorten(key, 60, placeholder="..."), *(c[i] for c in cells for i in (0, 1, 3))
+            )
         out.table(table)
     out.line("not predicted, or not counted")
     for why, count in values["excluded"].items():
