@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specmodel.errors import DomainError, ProfileError, brief, did_you_mean
+from specmodel.fields import is_number
 from specmodel.forms import Features, Floats, Form, Rates, form_named
 
 SCHEMA = 1
@@ -406,7 +407,7 @@ def _count(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str, *, low: float = -np.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    if not is_number(value):
         raise ProfileError(f"{where}: must be a number (as in 1.0e-06); got {brief(value)}")
     if value < low:
         raise ProfileError(f"{where}: must be >= {low:g}; got {value:g}")

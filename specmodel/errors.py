@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_LONGEST = 1000  # characters of an error, whatever it quotes
+_LONGEST = 500  # characters of an error, whatever it quotes
 _LONGEST_NAME = 200  # characters of a name that is compared with known ones
 
 
@@ -81,7 +81,7 @@ def real_array(
             raise TypeError
         array = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise DomainError(f"{name} must be a number; got {value!r}") from None
+        raise DomainError(f"{name} must be a number; got {brief(value)}") from None
     bad = ~((array >= low) & (array <= high)) | (finite & np.isinf(array))
     if bad.any():
         first = array[bad].flat[0] if array.ndim else array[()]

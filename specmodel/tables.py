@@ -54,6 +54,8 @@ _TOUCHED = re.compile(r"(\d+) experts touched")
 ANCHOR = "anchor"
 """In the note of rows that help a fit and that its errors are not told of."""
 
+_LARGEST = 1e18  # more than any count or number of bytes of a shape
+_LIMITS = {"seconds": (1e-9, 1e6), "spread": (0.0, 1e6)}
 _WHOLE = set(NUMBERS) - {"seconds", "spread", "bytes"}
 _ATTENTION_LIKE = ("attention", "mla")
 _FAST, _SLOW, _SLACK = 2.0, 200.0, 1e-3  # over the datasheet's time; [s] on top of it
@@ -235,12 +237,17 @@ def _number(name: str, text: str, where: str) -> float:
     except ValueError:
         raise FitError(f"{where}: {name}: must be a number; got {brief(text)}") from None
     if not math.isfinite(value):
-        raise FitError(f"{where}: {name}: must be finite; got {text}")
+        raise FitError(f"{where}: {name}: must be finite; got {brief(text)}")
     positive = name not in ("context", "spread")
     if value < 0 or (positive and value == 0):
-        raise FitError(f"{where}: {name}: must be {'> 0' if positive else '>= 0'}; got {text}")
+        raise FitError(
+            f"{where}: {name}: must be {'> 0' if positive else '>= 0'}; got {brief(text)}"
+        )
+    low, high = _LIMITS.get(name, (0.0, _LARGEST))
+    if not low <= value <= high:
+        raise FitError(f"{where}: {name}: must be in [{low:g}, {high:g}]; got {brief(text)}")
     if name in _WHOLE and value != int(value):
-        raise FitError(f"{where}: {name}: must be a whole number; got {text}")
+        raise FitError(f"{where}: {name}: must be a whole number; got {brief(text)}")
     return value
 
 
@@ -250,11 +257,19 @@ def _sidecar(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
         return {}, {}
     record = parse_json(read_text(path, fault=FitError), str(path), fault=FitError)
     _check_sidecar(Fields(record, str(path), fault=FitError))
+    record = _without_nulls(record)
     wanted = ("torch", "driver", "threads", "date", "command")
     found = {key: str(record[key]) for key in wanted if record.get(key) is not None}
     if "torch" in found:
         found = {"engine": f"torch {found.pop('torch')}", **found}
     return found, record
+
+
+def _without_nulls(record: Any) -> Any:
+    """Return plain values without those that are null: they are as good as absent."""
+    if isinstance(record, dict):
+        return {key: _without_nulls(each) for key, each in record.items() if each is not None}
+    return record
 
 
 def _check_sidecar(keys: Fields) -> None:

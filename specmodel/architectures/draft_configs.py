@@ -24,13 +24,14 @@ from specmodel.architectures.heads import eagle3_record
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention, MoE
 from specmodel.architectures.records import Architecture, Fusion, Layer
+from specmodel.errors import brief
 
 
 def _inner(keys: Keys, name: str) -> Keys:
     """Return the keys of an object inside the file."""
     values = keys.raw(name)
     if not isinstance(values, dict):
-        raise keys.error(name, f"must be an object; got {values!r}")
+        raise keys.error(name, f"must be an object; got {brief(values)}")
     return Keys(values, f"{keys.where}: {name}")
 
 
@@ -46,7 +47,9 @@ def _fused_norms(keys: Keys) -> int:
         inner = _inner(keys, "eagle_config")
         fed = inner.raw("eagle_aux_hidden_state_layer_ids", None)
         if fed is not None and not (isinstance(fed, list) and len(fed) == 3):
-            raise keys.error("eagle_config", f"must name three layers that feed it; got {fed!r}")
+            raise keys.error(
+                "eagle_config", f"must name three layers that feed it; got {brief(fed)}"
+            )
         if not inner.flag("use_aux_hidden_state", True):
             raise inner.error("use_aux_hidden_state", "must be true: features of three layers")
         before = inner.flag("norm_before_fc", before)
@@ -123,10 +126,10 @@ def _block_head(keys: Keys, fields: dict[str, Any], kind: str) -> tuple[Architec
         raise keys.error("dflash_config", f"must list target_layer_ids up to {deepest}, each once")
     mode = config.text("attention_mode", "gqa")
     if mode not in ("gqa", "mha"):
-        raise config.error("attention_mode", f"{mode!r} is not supported; gqa and mha are")
+        raise config.error("attention_mode", f"{brief(mode)} is not supported; gqa and mha are")
     projector = config.text("projector_type", kind)
     if projector != kind:
-        raise config.error("projector_type", f"must be {kind}; got {projector!r}")
+        raise config.error("projector_type", f"must be {kind}; got {brief(projector)}")
     config.raw("mask_token_id", None)
     head = replace(
         qwen_dense(keys, fields, qk_norm="head"),
@@ -157,7 +160,7 @@ def dspark(keys: Keys, fields: dict[str, Any]) -> Architecture:
     rank = config.whole("markov_rank", low=0)
     kind = config.text("markov_head_type", "vanilla")
     if rank and kind != "vanilla":
-        raise config.error("markov_head_type", f"{kind!r} is not supported; vanilla is")
+        raise config.error("markov_head_type", f"{brief(kind)} is not supported; vanilla is")
     config.raw("confidence_head_alpha", None)  # of its training
     with_bigram = config.flag("confidence_head_with_markov", False)
     if config.flag("enable_confidence_head"):

@@ -7,6 +7,7 @@ from typing import Any
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention
 from specmodel.architectures.records import Architecture, Layer
+from specmodel.errors import brief
 
 _MOST_LAYERS = 10_000
 _FEED_FORWARD = {"relu": False, "gated-gelu": True}
@@ -31,7 +32,7 @@ def t5(keys: Keys, fields: dict[str, Any]) -> Architecture:
     kind = keys.text("feed_forward_proj", "relu")
     if kind not in _FEED_FORWARD:
         raise keys.error(
-            "feed_forward_proj", f"must be one of {', '.join(_FEED_FORWARD)}; got {kind!r}"
+            "feed_forward_proj", f"must be one of {', '.join(_FEED_FORWARD)}; got {brief(kind)}"
         )
     gated, hidden = _FEED_FORWARD[kind], fields["hidden_size"]
     width, heads, head_dim = (keys.whole(key) for key in ("d_ff", "num_heads", "d_kv"))

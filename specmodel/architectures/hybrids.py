@@ -22,6 +22,7 @@ from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP, Attention, FeedForward, Linear, Recurrent
 from specmodel.architectures.records import Architecture, Layer
 from specmodel.dtypes import BYTES
+from specmodel.errors import brief
 
 
 def _state_bytes(keys: Keys, key: str) -> float:
@@ -258,7 +259,7 @@ def _nas_attention(keys: Keys, heads: int, hidden: int) -> Attention | None:
         return None
     for key in ("replace_with_linear", "sparsify", "num_sink_tokens", "window_length"):
         if keys.raw(key, None):
-            raise keys.error(key, f"{keys.values[key]!r} is not supported")
+            raise keys.error(key, f"{brief(keys.values[key])} is not supported")
     group = keys.whole("n_heads_in_group")
     if heads % group or hidden % heads:
         raise keys.error("n_heads_in_group", f"must divide {heads} heads; got {group}")
@@ -272,7 +273,7 @@ def _nas_feed_forward(keys: Keys, hidden: int) -> MLP | None:
     if keys.raw("replace_with_linear", None) or keys.raw("sparsify", None):
         raise keys.error("replace_with_linear", "is not supported")
     if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not multiple > 0:
-        raise keys.error("ffn_mult", f"must be a positive number; got {multiple!r}")
+        raise keys.error("ffn_mult", f"must be a positive number; got {brief(multiple)}")
     width = int(2 * multiple * hidden / 3)
     return MLP(width=-(-width // 256) * 256)
 

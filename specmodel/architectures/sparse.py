@@ -20,6 +20,7 @@ from specmodel.architectures.families import (
 from specmodel.architectures.keys import Keys
 from specmodel.architectures.parts import MLP
 from specmodel.architectures.records import Architecture, Layer
+from specmodel.errors import brief
 
 
 def _by_layer(keys: Keys, key: str, layers: int) -> list[bool]:
@@ -149,7 +150,7 @@ def _block_sparse(keys: Keys, layers: int, kv_heads: int) -> tuple[dict[str, int
     """Return the indexer's sizes and which layers have one."""
     values = keys.raw("sparse_attention_config")
     if not isinstance(values, dict):
-        raise keys.error("sparse_attention_config", f"must be an object; got {values!r}")
+        raise keys.error("sparse_attention_config", f"must be an object; got {brief(values)}")
     config = Keys(values, f"{keys.where}: sparse_attention_config")
     if not config.flag("use_sparse_attention"):
         raise config.error("use_sparse_attention", "must be true")

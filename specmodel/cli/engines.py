@@ -144,7 +144,7 @@ def fit_rates(table: str, text: str, form: str, options: dict[str, Any]) -> str:
     if others:
         raise DomainError(f"an engine's rates have one context; got {options['context']}")
     base = load_engine(options["engine"] or _START)
-    rows = _rows(text, table)
+    rows = read_rates(text, table)
     how = Execution(tp=tp, kv_reread=base.kv_reread)
     _check_plausible(rows, device, target, drafter, context, how)
     seen = _observations(rows, device, target, drafter, context, how)
@@ -165,7 +165,7 @@ def fit_rates(table: str, text: str, form: str, options: dict[str, Any]) -> str:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def _rows(text: str, table: str) -> _Rates:
+def read_rates(text: str, table: str) -> _Rates:
     """Read a table of rates."""
     at: list[str] = []
     found: list[tuple[float, float, float, float]] = []

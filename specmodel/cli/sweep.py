@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from specmodel.acceptance import Geometric
 from specmodel.cli.parsing import parse_counts, parse_number, parse_whole
 from specmodel.cli.setup import MOST_DRAFTS, Request, build
-from specmodel.errors import DomainError, SpecmodelError, whole_array
+from specmodel.errors import DomainError, SpecmodelError, brief, whole_array
 from specmodel.sweeping import DEFAULT_VARIABLES, Case, Sweep, check_installed, checked_place, sweep
 
 _INNER = ("batch", "context", "k", "alpha")
@@ -138,7 +138,7 @@ def _split(text: str, separator: str) -> tuple[str, ...]:
     """Return the parts of a list, without repeats."""
     parts = [part.strip() for part in text.split(separator)]
     if not all(parts):
-        raise DomainError(f"a list must not have empty parts; got {text!r}")
+        raise DomainError(f"a list must not have empty parts; got {brief(text)}")
     return tuple(dict.fromkeys(parts))
 
 

@@ -167,7 +167,7 @@ def _number(value: str | None, name: str, at: str) -> float | None:
         raise DomainError(f"{at}: {name} must be a number; got {brief(text)}") from None
     low, high = _LIMITS[name]
     if not (math.isfinite(number) and low <= number <= high):
-        raise DomainError(f"{at}: {name} must be {low:g} to {high:g}; got {text}")
+        raise DomainError(f"{at}: {name} must be {low:g} to {high:g}; got {brief(text)}")
     if name in _WHOLE and number != int(number):
-        raise DomainError(f"{at}: {name} must be a whole number; got {text}")
+        raise DomainError(f"{at}: {name} must be a whole number; got {brief(text)}")
     return number
