@@ -455,6 +455,7 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         **_on_the_drafters_device(used, batch),
         "max_batch": int(used.max_batch),
         "fits": bool(used.fits(batch)),
+        "drafter_fits": bool(setup.memory(on, context).fits(batch)),
         "devices_needed": setup.devices_needed(batch, context, k),
         "speedup_by_k": [float(s) for s in S],
         "time_shares": _shares(times),

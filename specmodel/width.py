@@ -11,9 +11,9 @@ from typing import NamedTuple, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specmodel.acceptance import Acceptance, expected_tokens, warn_beyond
+from specmodel.acceptance import Acceptance, as_acceptance, expected_tokens, warn_beyond
 from specmodel.architectures import Architecture
-from specmodel.drafters import Drafter
+from specmodel.drafters import Drafter, checked_drafter
 from specmodel.errors import (
     ConvergenceError,
     DomainError,
@@ -109,6 +109,7 @@ def scan(
         [token]
     """
     most = int(whole_array(k_max, "k_max", low=0, unit="token"))
+    drafter, acceptance = checked_drafter(drafter), as_acceptance(acceptance)
     k = np.arange((most if drafter.max_k is None else min(most, drafter.max_k)) + 1)
     times = round_time(
         device,

@@ -891,3 +891,23 @@ def test_shards_that_do_not_divide(llama: sm.Architecture) -> None:
         read(intermediate_size=14335).shard(2)
     v3 = sm.load_model("deepseek-v3").shard(8)
     assert v3.kv_elements_per_token == 35_136  # the latent cache is replicated
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("first_k_dense_replace", 100), ("num_nextn_predict_layers", 10**6)]
+)
+def test_layers_beyond_the_depth_are_refused(key: str, value: int) -> None:
+    with pytest.raises(sm.ArchitectureError, match=f"{key}: must be at most 61"):
+        from_dict({**MLA, key: value}, name="x", where="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Llama-3.3-70B-Instruct", "llama-3.1-70b"), ("meta-llama/Llama-3-8B", "llama-3.1-8b"),
+        ("Qwen2.5-7B-Instruct", "qwen2-7b"), ("R1-Distill-Llama-8B", "llama-3.1-8b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+    ],
+)  # fmt: skip
+def test_one_resolver_of_names(text: str, name: str) -> None:
+    assert sm.load_model(text) == find_model(text) == sm.load_model(name)

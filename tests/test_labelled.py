@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.overheads import load_engine
 from specmodel.speculation import round_time
 
 
@@ -82,3 +85,38 @@ def test_bad_axes(h100: sm.Device, llama: sm.Architecture) -> None:
         sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=0, k=1)
     with pytest.raises(sm.DomainError, match="scalars or one-dimensional"):
         sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), B=[[1]], k=1)
+
+
+def test_names_and_numbers_stand_for_records(h100: sm.Device, llama: sm.Architecture) -> None:
+    where = {"B": [1, 64], "k": range(4), "L": 1024}
+    named = sm.speculate("h100", "llama-3.1-8b", "eagle3", 0.7, **where)
+    assert named.identical(sm.speculate(h100, llama, sm.Eagle3(), sm.Geometric(0.7), **where))
+    engine = load_engine("vllm-2025")
+    how = sm.Execution(engine="vllm-2025")
+    assert how == sm.Execution(engine=engine)
+    assert sm.DraftModel("llama-3.2-1b").architecture == sm.load_model("llama-3.2-1b")
+    assert sm.pass_time("h100", "llama-3.1-8b", B=1).T == sm.pass_time(h100, llama, B=1).T
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": 3.35}, "device must be a name, a file or a Device; got 3.35"),
+        ({"target": None}, "model must be a name, a file or an Architecture; got None"),
+        ({"drafter": 0.7}, r"drafter must be a record such as Eagle3\(\); got 0.7"),
+        ({"drafter": "eagel3"}, "did you mean 'eagle3'"),
+        ({"acceptance": "0.7"}, "acceptance must be alpha or a record such as"),
+        ({"engine": 1}, "engine must be a name, a file or an Engine; got 1"),
+        ({"engine": "vlm"}, "unknown engine 'vlm'"),
+    ],
+)
+def test_what_is_no_record_is_named(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"device": "h100", "target": "llama-3.1-8b", "drafter": "eagle3"}
+    given = {**given, "acceptance": 0.7, "B": 1, "k": 2, **change}
+    with pytest.raises(sm.SpecmodelError, match=message):
+        sm.speculate(**given)
+    if "engine" not in change and change != {"drafter": "eagel3"}:
+        records = {"drafter": sm.Eagle3(), **{x: given[x] for x in ("device", "target")}}
+        records |= {"acceptance": given["acceptance"], **change}
+        with pytest.raises(sm.SpecmodelError, match=message):
+            sm.schedule(**records, max_batch=2)

@@ -318,3 +318,30 @@ def test_what_is_unknown_is_not_written() -> None:
     assert "round_row:" in text
     assert "lookup:" not in text
     assert "lookup_sequence:" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("vllm", "vllm-2026"), ("vLLM 0.11.2", "vllm-2025"), ("vllm==0.6.3", "vllm-2024"),
+        ("vllm-1.0", "vllm-2026"), ("sglang-0.5.3", "sglang"), ("tensorrt-llm 1.0", "tensorrt-llm"),
+        ("transformers", "hf-eager"), ("llamacpp", "llama.cpp"),
+    ],
+)  # fmt: skip
+def test_a_name_alone_or_with_a_version_means_a_record(text: str, name: str) -> None:
+    assert load_engine(text).name == name
+
+
+@pytest.mark.parametrize("text", ["vllm-2027", "vllm-", "lmdeploy", "", "0.11"])
+def test_names_that_mean_no_engine(text: str) -> None:
+    with pytest.raises(sm.ProfileError, match="unknown engine"):
+        load_engine(text)
+
+
+@pytest.mark.parametrize("key", ["max_running", "max_running_speculating"])
+def test_an_engine_runs_at_least_one_sequence(key: str, mine: Path) -> None:
+    mine.write_text(MINE.replace("{captured_rows: 64}", f"{{{key}: 0}}"))
+    with pytest.raises(sm.ProfileError, match=f"caps: {key}: must be in"):
+        load_engine(mine)
+    with pytest.raises(sm.DomainError, match=f"{key} must be >= 1"):
+        replace(load_engine("vllm-2025"), **{key: 0})
