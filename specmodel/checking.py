@@ -247,8 +247,8 @@ def check_text(check: Check) -> str:
     """Return the errors of passes by basis, for people."""
     lines = [
         f"check: {check.seconds.size} whole passes of {len(np.unique(check.model))} decoders, "
-        "which the fit has not seen",
-        f"{'basis':12}{'T_p':>8}{'T_v':>8}{'T_v/T_p':>9}   median of |predicted / measured - 1|",
+        "which the fit has not seen; median of |predicted / measured - 1|",
+        f"{'basis':12}{'T_p':>8}{'T_v':>8}{'T_v/T_p':>9}",
     ]
     for basis in BASES:
         wide = check.ratio_errors(basis)

@@ -11,6 +11,7 @@ from hypothesis import settings
 import specmodel as sm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in several processes: one thread each
+os.environ.pop("COLUMNS", None)  # output is as wide as it needs, whatever the shell exports
 settings.register_profile("machines differ in speed", deadline=None)
 settings.load_profile("machines differ in speed")
 

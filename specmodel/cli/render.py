@@ -103,10 +103,9 @@ def _prediction_table(request: Request, result: Prediction) -> str:
     out.line("cost: a round over a plain step; S: speedup; alpha even: acceptance at which S = 1")
     out.line()
     out.table(_use_table(result.points))
-    out.line(
-        "shares of a round: verification by kind of operator, then drafting; MBU, MFU: bandwidth "
-        "and peak FLOP/s used by decode/verify; GB of memory a device, * does not fit"
-    )
+    out.line("shares of a round: verification by kind of operator, then drafting")
+    out.line("MBU, MFU: bandwidth and peak FLOP/s used by decode/verify")
+    out.line("GB: memory a device; *: does not fit")
     out.line()
     _critical(out, result.points)
     if result.speedup_rises_from is not None:
