@@ -34,7 +34,7 @@ def imports() -> None:
     package = median_seconds(sys.executable, "-c", names)
     print(f"python             {python:.3f} s")
     print(f"import numpy       {numpy:.3f} s")
-    print(f"specmodel.speculate {package:.3f} s, {package - numpy:.3f} s beyond numpy (target 0.25)")
+    print(f"specmodel.speculate {package:.3f} s, {package - numpy:.3f} s after numpy (target 0.25)")
 
 
 def command() -> None:
