@@ -85,7 +85,7 @@ def test_bad_tables_name_file_and_line(tmp_path: Path, lines: list[str], message
 def test_bad_numbers_of_optional_columns_name_the_line(tmp_path: Path) -> None:
     for name, value, message in (
         ("k", "-1", "k must be 0 to 1000; got '-1'"),
-        ("k", "2.5", "k must be a whole number; got 2.5"),
+        ("k", "2.5", "k must be a whole number; got '2.5'"),
         ("tp", "1.5", "tp must be a whole number; got 1.5"),
         ("tokens_per_step_G", "0.9", "tokens_per_step_G must be 1 to 10000; got 0.9"),
         ("year", "24", "year must be 1990 to 2100; got 24"),
@@ -241,8 +241,8 @@ def test_why_a_row_cannot_be_predicted(changes: dict[str, Any], why: str) -> Non
         ({"context_len": "4096", "output_len": "64"}, "prefill dominates"),
         ({"context_len": "-5"}, "prompt must be >= 0 token; got -5"),
         ({"context_len": "-5", "dataset": "gsm8k"}, "prompt must be >= 0 token; got -5"),
-        ({"output_len": "0", "dataset": "gsm8k"}, "output must be >= 1 token; got '0'"),
-        ({"tree": "depth 3, 1 draft tokens (incl. root)"}, "nodes must be >= 1 token; got '0'"),
+        ({"output_len": "0", "dataset": "gsm8k"}, "output must be >= 1 token; got 0"),
+        ({"tree": "depth 3, 1 draft tokens (incl. root)"}, "nodes must be >= 1 token; got 0"),
     ],
 )
 def test_why_a_row_does_not_count(changes: dict[str, Any], why: str) -> None:
