@@ -87,8 +87,8 @@ def test_bad_numbers_of_optional_columns_name_the_line(tmp_path: Path) -> None:
         ("k", "-1", "k must be 0 to 1000; got '-1'"),
         ("k", "2.5", "k must be a whole number; got '2.5'"),
         ("tp", "1.5", "tp must be a whole number; got '1.5'"),
-        ("tokens_per_step_G", "0.9", "tokens_per_step_G must be 1 to 10000; got 0.9"),
-        ("year", "24", "year must be 1990 to 2100; got 24"),
+        ("tokens_per_step_G", "0.9", "tokens_per_step_G must be 1 to 10000; got '0.9'"),
+        ("year", "24", "year must be 1990 to 2100; got '24'"),
         ("temperature", "greedy", "temperature must be a number; got 'greedy'"),
     ):
         file = table(tmp_path, f"{GOOD},{value}", header=f"{HEADER},{name}")
