@@ -12,8 +12,10 @@ from typing import Any
 
 from calibrate.cases import COLUMNS, OPERATORS, Case, row_key
 from specmodel.dtypes import BYTES
-from specmodel.errors import ProfileError
+from specmodel.errors import ProfileError, brief
+from specmodel.fields import Fields
 from specmodel.files import csv_rows, parse_json, read_bytes, read_text, write_text
+from specmodel.tables import check_sidecar
 
 Row = dict[str, str]
 
@@ -141,11 +143,25 @@ def read_sidecar(table: Path) -> dict[str, Any]:
         When it is not such a record.
     """
     path = sidecar_path(table)
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
-    found = parse_json(read_text(path, fault=ProfileError), str(path), fault=ProfileError)
-    if not isinstance(found, dict) or found.get("schema") != 1:
-        raise ProfileError(f"{path}: schema: must be 1")
+    found: dict[str, Any] = parse_json(
+        read_text(path, fault=ProfileError), str(path), fault=ProfileError
+    )
+    keys = Fields(found, str(path), fault=ProfileError)
+    if type(keys.raw("schema")) is not int or found["schema"] != 1:
+        raise keys.error("schema", f"must be 1; got {brief(found['schema'])}")
+    check_sidecar(keys)
+    keys.mapping("device").text("device")
+    keys.mapping("arguments")
+    keys.mapping("kernels")
+    for key in ("budget", "elapsed"):
+        keys.number(key, low=0.0)
+    sections = keys.mapping("sections")
+    for name in sections.values:
+        state = sections.mapping(name)
+        state.whole("planned", low=0)
+        state.whole("measured", 0, low=0)
     return found
 
 

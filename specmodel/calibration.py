@@ -421,7 +421,9 @@ def _check_keys(
         raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
     for key in mapping:
         if key not in known:
-            raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(key, known)}")
+            raise ProfileError(
+                f"{where}: {brief(key)[1:-1]}: unknown key{did_you_mean(key, known)}"
+            )
     for key in sorted(required or ()):
         if key not in mapping:
             raise ProfileError(f"{where}: {key}: missing")

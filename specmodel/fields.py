@@ -144,7 +144,7 @@ class Fields:
         for key in self.values:
             if key not in self._read and key not in known:
                 hint = did_you_mean(key, [*self._read, *known])
-                raise self.error(brief(key).strip("'"), f"unknown key{hint}")
+                raise self.error(brief(key)[1:-1], f"unknown key{hint}")
 
 
 def is_number(value: Any) -> bool:

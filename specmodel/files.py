@@ -218,7 +218,7 @@ def csv_records(
 
 # -- writing -------------------------------------------------------------------------------------
 
-_FORMATS = {".png": (b"\x89PNG",), ".pdf": (b"%PDF",), ".svg": (b"<?xml", b"<svg", b"<!DOCTYPE")}
+_FORMATS = {".png": b"\x89PNG", ".pdf": b"%PDF"}
 
 
 def check_output(
@@ -227,6 +227,8 @@ def check_output(
     endings: Sequence[str],
     overwrite: bool = False,
     own_format: bool = False,
+    own_start: str = "",
+    what: str = "output",
 ) -> Path:
     """Return a path to which a file may be written; called before the work whose result it holds.
 
@@ -239,6 +241,10 @@ def check_output(
         Whether a regular file that is there may be replaced.
     own_format : bool
         Whether one may be replaced that is empty or holds the format its name says.
+    own_start : str
+        How a text begins that may be replaced.
+    what : str
+        What to call it in errors.
 
     Raises
     ------
@@ -248,7 +254,7 @@ def check_output(
     """
     file = Path(path)
     if file.suffix.lower() not in endings:
-        raise DomainError(f"output must end in {', '.join(endings)}; got {brief(str(path))}")
+        raise DomainError(f"{what} must end in {', '.join(endings)}; got {brief(str(path))}")
     if not file.parent.is_dir():
         raise DomainError(f"{file.parent}: no such folder")
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -261,22 +267,24 @@ def check_output(
         raise DomainError(f"{brief(str(path))}: {error.strerror}") from None
     if not stat.S_ISREG(mode):
         raise DomainError(f"{file}: is no regular file, and only those are replaced")
-    if overwrite or (own_format and _holds_own_format(file)):
+    if overwrite or ((own_format or own_start) and _holds_own_format(file, own_start)):
         return file
-    why = f"holds no {file.suffix}" if own_format else "exists"
-    more = "" if own_format else ", or --overwrite it"
+    kind = "report of this command" if own_start else file.suffix
+    why = f"holds no {kind}" if own_format or own_start else "exists"
+    more = "" if own_format or own_start else ", or --overwrite it"
     raise DomainError(f"{file}: {why}: choose another name{more}")
 
 
-def _holds_own_format(file: Path) -> bool:
+def _holds_own_format(file: Path, own_start: str) -> bool:
     with file.open("rb") as opened:
         start = opened.read(4096)
-    suffix = file.suffix.lower()
     if not start:
         return True
-    if suffix in _FORMATS:
-        return start.lstrip().startswith(_FORMATS[suffix])
-    return b"\0" not in start  # a text
+    if own_start:
+        return start.startswith(own_start.encode())
+    if file.suffix.lower() == ".svg":
+        return b"<svg" in start or b"<!DOCTYPE svg" in start
+    return start.startswith(_FORMATS[file.suffix.lower()])
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from specmodel.errors import (
 from specmodel.fields import is_number
 from specmodel.files import check_output, read_text, write_text
 from specmodel.forms import Rates
-from specmodel.plausible import check_plausible
+from specmodel.plausible import check_plausible, check_together
 from specmodel.yaml_text import parse_yaml, yaml_text
 
 _RATE_DTYPES = (*BYTES, "fp4")
@@ -379,6 +379,9 @@ def _device(record: Any, where: str) -> Device:
             hint = did_you_mean(dtype, _RATE_DTYPES)
             raise ProfileError(f"{where}: peak_flops: unknown dtype {brief(dtype)}{hint}")
     scalars: dict[str, Any] = {key: value(sheet[key], key) for key in _SCALARS if key in sheet}
+    peaks = {dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()}
+    bandwidth = scalars["memory_bandwidth"]
+    check_together(max(peaks.values()), bandwidth, where, fault=ProfileError)
     if (units := scalars.get("multiprocessors")) is not None:
         if units != int(units):
             raise ProfileError(f"{where}: multiprocessors: must be a whole number; got {units:g}")
@@ -387,7 +390,7 @@ def _device(record: Any, where: str) -> Device:
         **{key: record[key] for key in ("name", "title", "vendor", "family")},
         aliases=tuple(aliases),
         status=status,
-        peak_flops={dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()},
+        peak_flops=peaks,
         **scalars,
         sources=sources,
         calibration=calibration(record["calibration"], f"{where}: calibration")
@@ -436,7 +439,9 @@ def _keys(mapping: Any, known: set[str], where: str, *, optional: set[str] = fro
         raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
     for key in mapping:
         if key not in known:
-            raise ProfileError(f"{where}: {key}: unknown key{did_you_mean(key, known)}")
+            raise ProfileError(
+                f"{where}: {brief(key)[1:-1]}: unknown key{did_you_mean(key, known)}"
+            )
     for key in sorted(known - optional):
         if key not in mapping:
             raise ProfileError(f"{where}: {key}: missing")

@@ -226,7 +226,9 @@ def load_engine(
         return _engine(_read(Path(text)), without, study)
     name = text if text in _records() else _meant(text)
     if name is None:
-        raise UnknownNameError(f"unknown engine {brief(text)}{did_you_mean(text, engine_names())}")
+        hint = did_you_mean(text, engine_names())
+        known = f"known: {', '.join(engine_names())}, or a name and its version, such as name-0.11"
+        raise UnknownNameError(f"unknown engine {brief(text)}{hint} ({known})")
     return _shipped(name, without, study)
 
 
@@ -446,9 +448,13 @@ def _studies(sources: Fields) -> dict[str, str]:
     return found
 
 
-_SLOWEST = 1.0  # [s]; no engine takes as long for one step's host work
+_SLOWEST = {"step": 0.2, "round": 0.2, "lookup": 0.2, "head_pass": 0.1, "draft_pass": 0.1}
+_SLOWEST |= {"draft_layer": 0.02, "eager_layer": 0.02, "round_row": 1e-3}
+_SLOWEST |= dict.fromkeys(("step_sequence", "pass_sequence", "lookup_sequence"), 2e-3)
+"""No engine takes as long; what does is in milliseconds. [s]"""
+
 _LIMITS = {
-    **dict.fromkeys(HOST, (0.0, _SLOWEST, "s")),
+    **{name: (0.0, slowest, "s") for name, slowest in _SLOWEST.items()},
     "kernels": (0.01, 100.0, ""),
     "captured_rows": (0.0, 1e9, ""),
     "max_running": (1.0, 1e9, ""),
@@ -464,5 +470,11 @@ def _numbers(keys: Fields, known: tuple[str, ...]) -> dict[str, float]:
     for name in known:
         if name in keys.values:
             low, high, unit = _LIMITS[name]
-            values[name] = keys.number(name, low=low, high=high, unit=unit)
+            values[name] = keys.number(name, low=low)
+            if values[name] > high:
+                hint = " (is it in milliseconds?)" if unit == "s" else ""
+                raise keys.error(
+                    name,
+                    f"must be in [{low:g}, {high:g}]{unit and ' s'}; got {values[name]:g}{hint}",
+                )
     return values

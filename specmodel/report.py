@@ -37,6 +37,8 @@ from specmodel.speculation import (
 from specmodel.uncertainty import INTERVALS, beyond_measured, intervals, ratio_errors
 from specmodel.width import Interval, best_of, context_where_speedup_rises, scan, schedule
 
+_DEAREST = 10_000.0  # of a device, for an hour [USD]
+
 CLOSE = 0.05
 """Within this of S = 1 the model does not claim to know the sign."""
 
@@ -70,7 +72,7 @@ class Setup:
     def __post_init__(self) -> None:
         for name in ("price", "draft_price"):
             if getattr(self, name) is not None:
-                real_array(getattr(self, name), name, low=0, unit="USD")
+                real_array(getattr(self, name), name, low=0, high=_DEAREST, unit="USD an hour")
         if self.drafter.max_k is not None and self.k_max > self.drafter.max_k:
             # a block ends the search for the best k, and the settings say where
             object.__setattr__(self, "k_max", self.drafter.max_k)

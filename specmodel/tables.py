@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -253,10 +254,10 @@ def _number(name: str, text: str, where: str) -> float:
 
 def _sidecar(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return what a sidecar says of the run in words, and all of it; empty where there is none."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}, {}
     record = parse_json(read_text(path, fault=FitError), str(path), fault=FitError)
-    _check_sidecar(Fields(record, str(path), fault=FitError))
+    check_sidecar(Fields(record, str(path), fault=FitError))
     record = _without_nulls(record)
     wanted = ("torch", "driver", "threads", "date", "command")
     found = {key: str(record[key]) for key in wanted if record.get(key) is not None}
@@ -272,7 +273,7 @@ def _without_nulls(record: Any) -> Any:
     return record
 
 
-def _check_sidecar(keys: Fields) -> None:
+def check_sidecar(keys: Fields) -> None:
     """Check what this package reads of a sidecar; other keys are the run's own."""
     for key in ("torch", "date", "command"):
         if keys.raw(key, None) is not None:
@@ -287,7 +288,7 @@ def _check_sidecar(keys: Fields) -> None:
     keys.mapping("arguments", {}).flag("tiny", False)
     noise = keys.mapping("noise", {})
     for key in noise.values:
-        noise.number(key)
+        noise.number(key, low=-math.inf if key == "drift" else 0.0)
     peak = keys.mapping("peak", {})
     peak.number_or_none("memory_bandwidth", low=0.0)
     rates = peak.mapping("flops", {})
@@ -299,6 +300,8 @@ def _check_sidecar(keys: Fields) -> None:
     if "memory_capacity" in keys.values:  # of a calibration run, which states all of these
         keys.whole("threads")
         keys.number("cache", low=0.0)
+        for key in ("reference", "rows"):  # without them the run's verdict would be lost
+            keys.mapping("noise").number(key, low=0.0)
 
 
 MOST_REFERENCE_SPREAD = 0.15

@@ -36,6 +36,8 @@ def parse_count(text: str, *, name: str) -> int:
     4096
     """
     match = _SIZE.fullmatch(text)
+    if match and re.match(r"0\d", match[1]):
+        raise DomainError(f"{name} must not begin with 0; got {brief(text.strip())}")
     if not match:
         raise DomainError(f"{name} must be a whole number (1k = 1,024); got {brief(text.strip())}")
     value = Fraction(match[1]) * _BINARY[(match[2] or "").lower()]

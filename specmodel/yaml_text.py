@@ -41,8 +41,11 @@ def parse_yaml(text: str) -> Any:
         When it is not valid, has a tag or an alias, or a key that is no text or occurs twice.
     """
     try:
-        if "*" in text:  # an alias repeats a part, and a few lines of them fill any memory
+        if "*" in text or "!" in text:
             for event in yaml.parse(text, Loader=_Loader):
+                if (tag := getattr(event, "tag", None)) is not None:
+                    raise ValueError(f"tag {brief(tag)}: tags are not read")
+                # an alias repeats a part, and a few lines of them fill any memory
                 if isinstance(event, yaml.AliasEvent):
                     raise ValueError(
                         f"alias {brief(f'*{event.anchor}')}: write out what it repeats"

@@ -28,6 +28,7 @@ import numpy as np
 import yaml
 
 import specmodel as sm
+from calibrate.table import read_rows, read_sidecar
 from specmodel.acceptance_files import read_measured
 from specmodel.cli.engines import rates_text, read_rates
 from specmodel.fitting import fit_table
@@ -47,7 +48,9 @@ JUNK: tuple[Any, ...] = (
 TEXTS: tuple[str, ...] = (
     "[" * 20_000, "{" * 20_000, '{"a":' * 20_000, "- " * 20_000, "x" * 200_000, "NaN", "Infinity",
     '"x"', "{}", "[]", "null", "", "\n", "\x00", "\x1b[2J", "[/]", "*a",
-    "!!python/object:os.system",
+    "!!python/object:os.system", "!!timestamp abc", "!!bool abc", "!!int ''", "!!float ''",
+    "!!map [a]",
+    "!!set {a}", "!!binary ''", "2026-13-45",
     "<<: *a", "&a [*a]", "1_000", "0x10", "1:30:00", "=1+1", '"', "'", "\\", "\r", ";", "\t",
     "\u2028", "\ufeff",
     "a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\n"
@@ -79,7 +82,8 @@ def _table() -> tuple[str, dict[str, Any]]:
     record = {
         "schema": 1, "torch": "2.13.0", "driver": None, "threads": 1, "date": "2026-12-01",
         "command": "specmodel calibrate", "device": {"device": "Some CPU", "kind": "cpu",
-        "multiprocessors": None}, "arguments": {"tiny": False}, "memory_capacity": 2.4e10,
+        "multiprocessors": None}, "arguments": {"tiny": False}, "budget": 60.0, "elapsed": 9.0,
+        "kernels": {}, "memory_capacity": 2.4e10,
         "cache": 3.2e7, "noise": {"reference": 0.01, "drift": 0.0, "rows": 0.01, "worst": 0.1},
         "peak": {"memory_bandwidth": 1e10, "flops": {"float32": 9e11}}, "models": {},
         "sections": {},
@@ -145,6 +149,8 @@ def seeds(name: str) -> list[Any]:
         return [json.loads(to_json(sm.load_model(n))) for n in ("qwen3-30b-a3b", "qwen3-8b-eagle3")]
     return {
         "acceptance": [_acceptance()],
+        "run": [_table()[1]],
+        "rows": [_table()[0]],
         "sidecar": [_table()[1]],
         "table": [_table()[0]],
         "rates": [_RATES],
@@ -314,6 +320,8 @@ READERS: Mapping[str, tuple[str, Callable[[Path], object]]] = {
     "model": ("config.json", _read_model),
     "record": ("record.json", _read_model),
     "table": ("table.csv", _read_table),
+    "run": ("table.json", lambda path: read_sidecar(path.with_suffix(".csv"))),
+    "rows": ("table.csv", read_rows),
     "sidecar": ("table.json", lambda path: _read_table(path.with_suffix(".csv"))),
     "acceptance": ("acceptance.json", _read_acceptance),
     "rates": ("rates.csv", _read_rates),

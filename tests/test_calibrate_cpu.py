@@ -28,7 +28,20 @@ def test_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "cpu.csv").exists()
     with capsys.disabled():
         sys.stdout.write(f"\n{out}\n")
-    assert main(["fit", str(tmp_path / "cpu.csv"), "-o", str(profile), "--format", "json"]) == 0
+    assert (
+        main(
+            [
+                "fit",
+                str(tmp_path / "cpu.csv"),
+                "-o",
+                str(profile),
+                "--overwrite",
+                "--format",
+                "json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     passes = found["passes"]
     assert passes["n"] >= 20

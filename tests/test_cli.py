@@ -501,3 +501,14 @@ def test_an_interrupt_while_the_command_loads_is_silent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: S603
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_an_argument_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--gpu", "h100", "--model", "x\udcff.json"]) == 2
+    assert "holds bytes that are no UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["Llama-3", "Qwen2.5", "llama-2"])
+def test_a_family_names_its_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--gpu", "h100", "--model", name]) == 2
+    assert f"unknown model '{name}' is a family: say which, such as" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from specmodel.files import (
     written_beside,
 )
 from specmodel.hardware import write_device
-from specmodel.plausible import check_plausible
+from specmodel.plausible import check_plausible, check_together
 
 # -- in ------------------------------------------------------------------------------------------
 
@@ -118,8 +118,10 @@ def test_only_what_may_be_replaced_is(tmp_path: Path) -> None:
     ("name", "content", "right"),
     [
         ("a.png", b"\x89PNG\r\n", True), ("a.png", b"text", False), ("a.png", b"", True),
-        ("a.pdf", b"%PDF-1.4", True), ("a.pdf", b"\x89PNG", False), ("a.svg", b"<?xml ?>", True),
-        ("a.svg", b"keep", False), ("a.md", b"# page", True), ("a.md", b"\x89PNG\0", False),
+        ("a.pdf", b"%PDF-1.4", True), ("a.pdf", b"\x89PNG", False),
+        ("a.svg", b"<?xml ?>\n<svg", True),
+        ("a.svg", b"keep", False), ("a.svg", b"<?xml ?><mydata/>", False),
+        ("a.svg", b"<!DOCTYPE html>", False),
     ],
 )  # fmt: skip
 def test_a_figure_replaces_its_own_format(
@@ -132,6 +134,15 @@ def test_a_figure_replaces_its_own_format(
         return
     with pytest.raises(sm.DomainError, match=f"holds no {file.suffix}"):
         check_output(file, endings=(file.suffix,), own_format=True)
+
+
+def test_a_report_replaces_a_report(tmp_path: Path) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("# my own notes")
+    with pytest.raises(sm.DomainError, match=r"notes.md: holds no report of this command"):
+        check_output(file, endings=(".md",), own_start="# Accuracy")
+    file.write_text("# Accuracy of")
+    assert check_output(file, endings=(".md",), own_start="# Accuracy") == file
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -166,14 +177,15 @@ def test_a_profile_is_not_replaced_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantity", "value", "hint"),
     [
-        ("memory_bandwidth", 3.35, "TB/s, write 3.35e+12"),
-        ("memory_bandwidth", 3350, "GB/s, write 3.35e+12"),
-        ("peak_flops", 989.4, "TFLOP/s, write 9.894e+14"),
-        ("peak_flops", 1.979, "PFLOP/s, write 1.979e+15"),
-        ("memory_capacity", 80, "GB, write 8e+10"),
-        ("memory_capacity", 81559, "MB, write 8.1559e+10"),
-        ("l2_cache", 50, "MB, write 5e+07"),
-        ("board_power", 700_000, "mW, write 700"),
+        ("memory_bandwidth", 3.35, "TB/s: write 3.35e+12"),
+        ("memory_bandwidth", 3350, "GB/s: write 3.35e+12"),
+        ("peak_flops", 989.4, "TFLOP/s: write 9.894e+14"),
+        ("peak_flops", 66.9, "TFLOP/s: write 6.69e+13"),
+        ("peak_flops", 1.979, "PFLOP/s: write 1.979e+15"),
+        ("memory_capacity", 80, "GB: write 8e+10"),
+        ("memory_capacity", 81559, "MB: write 8.1559e+10"),
+        ("l2_cache", 50, "MB: write 5e+07"),
+        ("board_power", 700_000, "mW: write 700"),
         ("memory_bandwidth", 1e30, None),
     ],
 )
@@ -185,19 +197,45 @@ def test_the_unit_that_a_value_seems_to_be_in(
     if hint is None:
         assert "seems to be" not in str(caught.value)
     else:
-        assert str(caught.value).endswith(f"it seems to be in {hint}")
+        assert f"; it seems to be in {hint}" in str(caught.value)
 
 
-def test_every_device_that_ships_is_plausible() -> None:
-    for name in sm.device_names():
-        sm.load_device(name)  # refused by its reader otherwise
+@pytest.mark.parametrize(
+    ("quantity", "units"),
+    [
+        ("peak_flops", {"TFLOP/s": 1e12, "GFLOP/s": 1e9}), ("l2_cache", {"MB": 1e6}),
+        ("memory_bandwidth", {"TB/s": 1e12, "GB/s": 1e9}), ("memory_capacity", {"GB": 1e9}),
+        ("interconnect_bandwidth", {"GB/s": 1e9}),
+    ],
+)  # fmt: skip
+def test_every_value_that_ships_is_recognised_in_other_units(
+    quantity: str, units: dict[str, float]
+) -> None:
+    first = total = 0
+    for device in map(sm.load_device, sm.device_names()):
+        value = getattr(device, quantity)
+        for number in value.values() if isinstance(value, dict) else [value] if value else []:
+            for unit, factor in units.items():
+                with pytest.raises(sm.ProfileError) as caught:
+                    check_plausible(quantity, number / factor, "x", fault=sm.ProfileError)
+                assert f"in {unit}: write {number:.6g}" in str(caught.value)
+                first += f"seems to be in {unit}:" in str(caught.value)
+                total += 1
+    assert first >= 0.9 * total
+
+
+@pytest.mark.parametrize(("flops", "bandwidth"), [(1.979e12, 3.35e12), (1.979e15, 3.35e9)])
+def test_rates_that_no_device_has_together(flops: float, bandwidth: float) -> None:
+    with pytest.raises(sm.ProfileError, match="is one of them in another unit"):
+        check_together(flops, bandwidth, "x", fault=sm.ProfileError)
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("context", "4,096"), ("context", "8,192"), ("context", "131,072"), ("batch", "1,024"),
-        ("context", "1k,16,384"), ("context", "1,048,576"),
+        ("context", "1k,16,384"), ("context", "1,048,576"), ("context", "12,288"),
+        ("context", "5,120"), ("context", "20,480"),
     ],
 )  # fmt: skip
 def test_separators_of_thousands_are_named(name: str, text: str) -> None:
@@ -219,7 +257,7 @@ def test_lists_that_are_lists(name: str, text: str, values: tuple[int, ...]) -> 
 
 
 def test_links_that_no_device_has() -> None:
-    with pytest.raises(sm.DomainError, match="link: 50 s is outside"):
-        parse_link("5e7,50", name="link")
-    with pytest.raises(sm.DomainError, match=r"it seems to be in GB/s|is outside"):
+    with pytest.raises(sm.DomainError, match="link: 5 s is outside"):
+        parse_link("5e6,50", name="link")
+    with pytest.raises(sm.DomainError, match="link: 5 B/s is outside"):
         parse_link("5,5e-9", name="link")

@@ -181,6 +181,7 @@ def own_table(folder: Path, seconds: Callable[[int, float], float], **record: An
         "threads": 1,
         "torch": "2",
         "peak": peak,
+        "noise": {"reference": 0.01, "drift": 0.0, "rows": 0.02, "worst": 0.3},
         "rows": len(rows),
     }
     path.with_suffix(".json").write_text(json.dumps({**whole, **record}), encoding="utf-8")
@@ -215,3 +216,31 @@ def test_a_device_from_its_own_table_and_what_is_stated(tmp_path: Path) -> None:
     assert (mine.memory_bandwidth, mine.multiprocessors, mine.l2_cache) == (3e10, 4, 3e7)
     assert mine.peak_flops == device.peak_flops
     assert "given by hand" in mine.sources["memory_bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"noise": None}, "noise: must be a mapping"), ({"noise": {}}, "noise: reference: missing"),
+        ({"noise": {"reference": -5, "rows": 0}}, "noise: reference: must be >= 0; got -5"),
+        ({"threads": None}, "threads: must be a whole number"), ({"threads": "x"}, "threads: must"),
+        ({"peak": {"flops": 1}}, "peak: flops: must be a mapping; got 1"),
+        ({"peak": {"memory_bandwidth": [1]}}, "memory_bandwidth: must be a number; got [1]"),
+        ({"device": {"multiprocessors": "x"}}, "multiprocessors: must be a whole number"),
+        ({"models": {"a": 3}}, "models: a: must be a mapping; got 3"),
+        ({"rows": 1.5}, "rows: must be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_sidecar_is_read_strictly(record: dict[str, Any], message: str, tmp_path: Path) -> None:
+    table = own_table(tmp_path, lambda _, s: s, **record)
+    with pytest.raises(FitError) as caught:
+        device_of_table(read_table(table), "A CPU", {})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['"x"', "NaN", "[]", "null", "[" * 20_000])
+def test_a_sidecar_that_is_no_record(text: str, tmp_path: Path) -> None:
+    table = own_table(tmp_path, lambda _, s: s)
+    table.with_suffix(".json").write_text(text)
+    with pytest.raises(FitError, match=r"cpu.json: (must be a mapping|not valid JSON)"):
+        read_table(table)

@@ -173,7 +173,7 @@ def test_a_figure_and_a_page(run: Run, table: Path, tmp_path: Path) -> None:
         (("--results", "{rows}", "--max-median", "-1"), "max_median must be >= 0; got -1"),
         (("--results", "{rows}", "--each", "row"), "row"),
         (("--results", "{rows}", "--format", "csv"), "csv"),
-        (("--results", "{rows}", "--plot", "absent/figure.png"), "cannot write"),
+        (("--results", "{rows}", "--plot", "absent/figure.png"), "absent: no such folder"),
         (("--results", "{rows}", "--report", "absent/page.md"), "absent"),
     ],
 )

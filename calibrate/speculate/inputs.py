@@ -444,6 +444,8 @@ def _lines(file: Path) -> list[Any]:
         except (ValueError, TypeError, KeyError):
             raise DomainError(f"{file}: line {i} is no object with prompt or tokens") from None
         whole = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+        if isinstance(prompt, str) and any("\ud800" <= char <= "\udfff" for char in prompt):
+            raise DomainError(f"{file}: line {i}: holds half of a surrogate pair, which is no text")
         if not isinstance(prompt, str) and not whole:
             raise DomainError(f"{file}: line {i}: a prompt is text, tokens are whole numbers")
         found.append(prompt)

@@ -70,6 +70,7 @@ def read_config(path: str | os.PathLike[str], *, name: str | None = None) -> Arc
         return from_record(values, where=str(path))
     if name is None:
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
+        name = "".join(char if char.isprintable() else "?" for char in name)
     beside = file.with_name("hf_quant_config.json")
     if "quantization_config" not in values and file.name == "config.json" and beside.exists():
         values["quantization_config"] = from_hf_quant_config(Keys(_load(beside), str(beside)))

@@ -150,8 +150,8 @@ class _Reader:
         self._where = where
 
     def _error(self, key: str, problem: str) -> ArchitectureError:
-        return ArchitectureError(f"{self._where}: {key}: {problem}" if key else
-                                 f"{self._where}: {problem}")  # fmt: skip
+        place = f"{self._where}: {brief(key)[1:-1]}" if key else self._where
+        return ArchitectureError(f"{place}: {problem}")
 
     def record(self, kind: type, values: Any, key: str) -> Any:
         """Return a record of a kind."""

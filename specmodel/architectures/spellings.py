@@ -51,7 +51,7 @@ def load_model(model: str | os.PathLike[str] | Architecture) -> Architecture:
     path = Path(text)
     if text.endswith((".yaml", ".yml")):
         return read_record(text)
-    described = path.is_file() or path.is_fifo() or (path / "config.json").is_file()
+    described = (path.exists() and not path.is_dir()) or (path / "config.json").is_file()
     if described or text.endswith(".json"):
         return read_config(text)
     if path.is_dir() and len(path.parts) > 1:
@@ -95,7 +95,10 @@ def find_model(text: str) -> Architecture:
     if meant is None and (found := _format(name.rpartition("-")[2])):
         meant, formats = _meant(name.rpartition("-")[0]), [found, *formats]
     if meant is None:
+        family = [known for known in (*model_names(), *_aliases()) if _of_family(known, name)]
         hint = did_you_mean(name, [*model_names(), *_aliases()])
+        if name and family:
+            hint = f" is a family: say which, such as {', '.join(sorted(family)[:6])}"
         raise UnknownNameError(f"unknown model {brief(text)}{hint}")
     model = preset(meant)
     for size in sizes:
@@ -108,6 +111,12 @@ def find_model(text: str) -> Architecture:
         activations = dtype if dtype in ACTIVATION_DTYPES else None
         model = model.with_dtypes(dtype=activations, weights=dtype)
     return model
+
+
+def _of_family(known: str, name: str) -> bool:
+    """Return whether a known name is a family's, with a size behind it."""
+    rest = known.removeprefix(name)
+    return rest != known and re.match(r"(-distill.*)?-\d", rest) is not None
 
 
 @cache

@@ -404,6 +404,9 @@ def measure(form: str, **options: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; bad input is one line on stderr and exit status 2."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if any(not _is_text(argument) for argument in given):
+        return _fail("an argument holds bytes that are no UTF-8: rename the file")
     try:
         status = cli.main(args=arguments, prog_name="specmodel", standalone_mode=False)
         return status or 0  # what a command exits with
@@ -418,6 +421,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return 130
     return 0
+
+
+def _is_text(argument: str) -> bool:
+    """Return whether a text can be written: names of files may hold any bytes."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fail(message: str) -> int:

@@ -35,7 +35,9 @@ def calibrate(options: dict[str, Any]) -> str:
     """
     output = check_output(options["output"], endings=YAML, overwrite=options["overwrite"])
     table = Path(options["table"]) if options["table"] else output.with_suffix(".csv")
-    check_output(table, endings=(".csv",), overwrite=True)  # a run is taken up, and nothing else
+    # a run is taken up, and nothing else
+    check_output(table, endings=(".csv",), overwrite=True, what="table")
+    check_output(table.with_suffix(".json"), endings=(".json",), overwrite=True)
     _need_torch("calibrate")
     settings = importlib.import_module("calibrate.run").Settings(
         device=options["device"],

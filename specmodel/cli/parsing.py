@@ -61,7 +61,7 @@ def refuse_separators(text: str, *, name: str) -> None:
     """Raise where commas seem to divide thousands rather than values.
 
     They do where a part of three digits begins with 0 (``4,096``), and in contexts where the
-    parts join to a power of two (``8,192``).
+    parts join to a multiple of 1,024 (``12,288``).
 
     Raises
     ------
@@ -71,8 +71,8 @@ def refuse_separators(text: str, *, name: str) -> None:
     for match in _THOUSANDS.finditer(text):
         first, *others = match[0].split(",")
         joined = int(first + "".join(others))
-        power = name == "context" and joined.bit_count() == 1
-        if first != "0" and (power or any(group[0] == "0" for group in others)):
+        whole = name == "context" and joined % 1024 == 0
+        if first != "0" and (whole or any(group[0] == "0" for group in others)):
             values = [int(group) for group in (first, *others)]
             raise DomainError(
                 f"{name} {match[0]} reads as {joined} or as {' and '.join(map(str, values))}: "

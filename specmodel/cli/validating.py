@@ -26,7 +26,9 @@ def run_validation(options: dict[str, Any], form: str, plot: str | None) -> tupl
 
         check_file(plot)
     if options["report"] is not None:
-        check_output(options["report"], endings=(".md",), own_format=True)
+        from specmodel.validation.page import START
+
+        check_output(options["report"], endings=(".md",), own_start=START, what="report")
     rows: list[Row] = [row for file in options["results"] for row in read_results(file)]
     rows += [row for file in options["cases"] for row in read_cases(file)]
     if not options["results"] and not options["cases"]:

@@ -11,6 +11,9 @@ from specmodel._version import __version__
 _MISSES = 12
 _LONGEST = 100
 
+START = "# Accuracy\n\nHow far `specmodel` is off"
+"""How a page of this module begins."""
+
 _ABOUT = """\
 # Accuracy
 
