@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -485,7 +486,20 @@ def test_a_padded_decoder_is_the_same_function() -> None:
     assert wide.config.parameters > 2 * small.config.parameters
 
 
-def test_training_learns_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pair_that_ships_is_what_its_record_says() -> None:
+    target, draft, record = pair.load_pair()
+    assert (target.config, draft.config) == (pair.TARGET, pair.DRAFT)
+    sizes = [file.stat().st_size for file in pair.SHIPPED.iterdir()]
+    assert sum(sizes) < 5e6
+    text = pair.held_out(pair.corpus())
+    same = hashlib.sha256(pair.corpus()).hexdigest() == record["text_sha256"]
+    for name, decoder, most in (("target", target, 3.0), ("draft", draft, 3.5)):
+        bits = pair.bits_per_byte(decoder, text, windows=64)
+        stated = record[name]["bits_per_byte"]
+        assert bits == pytest.approx(stated, rel=1e-3) if same else bits < most
+
+
+def test_training_learns_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"".join(b"def f%d(x): return x + %d\n" % (i, i) for i in range(2000))
     monkeypatch.setattr(pair, "corpus", lambda: text)
     monkeypatch.setattr(pair, "_STEPS", {"target": 120, "draft": 20})
@@ -495,21 +509,22 @@ def test_training_learns_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pair, "DRAFT", config(vocab=256, layers=1, hidden=32))
     torch.set_num_threads(1)
     said: list[str] = []
-    target, draft, record = pair.load_pair(cache=tmp_path, say=said.append)
+    record = pair.train_pair(tmp_path, say=said.append)
     assert record["target"]["bits_per_byte"] < 6  # 8 for one that knows nothing
     assert record["draft"]["steps"] == 20
     assert said
-    again, _, kept = pair.load_pair(cache=tmp_path, say=lambda text: pytest.fail(text))
-    assert kept == record
-    for one, other in zip(target.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    target, draft, kept = pair.load_pair(tmp_path)
+    assert kept == json.loads(json.dumps(record))
+    held = pair.held_out(text)
+    assert pair.bits_per_byte(target, held) == pytest.approx(record["target"]["bits_per_byte"])
     assert draft.config.hidden == 32
-    _, _, other = pair.load_pair(cache=tmp_path, seed=1)
+    other = pair.train_pair(tmp_path / "other", seed=1)
     assert other["target"]["bits_per_byte"] != record["target"]["bits_per_byte"]
-    for file in tmp_path.rglob("target.pt"):
-        file.write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match="delete it"):
-        pair.load_pair(cache=tmp_path)
+    (tmp_path / "target.safetensors").write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match=r"is not the file that record.json was written for"):
+        pair.load_pair(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        pair.load_pair(tmp_path / "none")
 
 
 @pytest.mark.slow
@@ -520,7 +535,7 @@ def test_the_own_pair_speculates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small = Decoder(replace(pair.TARGET, layers=1, hidden=64)).randomise(1)
-    monkeypatch.setattr(inputs, "load_pair", lambda say: (small, small, {"steps": 0}))
+    monkeypatch.setattr(inputs, "load_pair", lambda: (small, small, {"steps": 0}))
     own = ("measure", "--device", "cpu", "--profile", profile, "--dtype", "fp32")
     more = ("--requests", "2", "--max-new-tokens", "6", "--k", "2", "--format", "json")
     assert main([*own, *more]) == 0

@@ -265,7 +265,7 @@ class _Loading:
 
     def _own_pair(self) -> Decoder | None:
         """Load the own target; return its draft model, unless another draft is asked for."""
-        self.small, draft, self.training = load_pair(say=_say)
+        self.small, draft, self.training = load_pair()
         self.target = padded(self.small, hidden=1536, intermediate=4096, **self.where)
         self.tokenizer, self.text = Bytes(), lambda: np.frombuffer(corpus(), np.uint8)
         if self.settings.draft is not None:

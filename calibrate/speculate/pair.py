@@ -1,19 +1,23 @@
 """A target and a draft model of the project's own, for where no checkpoint is at hand.
 
 Small Llama-style decoders over bytes, trained on the source of Python's standard library: real
-acceptance without a download. A target so small is surer of itself than a large one, and bytes
+acceptance without a download. The pair ships; ``python -m calibrate.speculate.pair --out FOLDER``
+trains it anew, in some minutes. A target so small is surer of itself than a large one, and bytes
 are easier than words, so acceptance is high; what it is good for is to check times and speedups.
 `padding` then widens the target to one that costs something: the same function, slower.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-import sys
+import platform
 import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,11 @@ from torch.nn import functional as F
 
 from calibrate.engine.config import DecoderConfig
 from calibrate.engine.decoder import Decoder
-from calibrate.speculate.keeping import cache_folder, digest, kept
+from specmodel.errors import CheckpointError
+from specmodel.files import parse_json, read_bytes, read_text, write_text
+
+SHIPPED = Path(__file__).parents[1] / "data" / "pair"
+"""Folder of the pair that ships."""
 
 TARGET = DecoderConfig(
     model_type="llama",
@@ -41,6 +49,7 @@ TARGET = DecoderConfig(
 DRAFT = replace(TARGET, layers=1, hidden=128, heads=2, kv_heads=2, intermediate=256)
 _STEPS = {"target": 700, "draft": 600}
 _BATCH, _LENGTH, _RATE = 8, 256, 3e-3
+_RECORD = "record.json"
 _HELD_OUT = 0.05  # of the corpus, at its end: prompts come from there
 
 
@@ -55,32 +64,79 @@ def held_out(text: bytes) -> bytes:
     return text[int(len(text) * (1 - _HELD_OUT)) :]
 
 
-def load_pair(
-    *, seed: int = 0, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
-) -> tuple[Decoder, Decoder, dict[str, Any]]:
+def load_pair(folder: Path = SHIPPED) -> tuple[Decoder, Decoder, dict[str, Any]]:
     """Return target, draft model (float32, CPU), and how they were trained.
 
-    Trained once for a corpus, a seed and this file, then read from `cache`.
+    Parameters
+    ----------
+    folder : Path
+        As `train_pair` leaves it; by default the one that ships.
 
     Raises
     ------
     CheckpointError
-        When the cache holds something else under their name.
+        When a file is missing, is not the one that the record was written for, or does not fit.
     """
+    where = folder / _RECORD
+    record: dict[str, Any] = parse_json(
+        read_text(where, fault=CheckpointError), str(where), fault=CheckpointError
+    )
+    decoders = []
+    for name, config in (("target", TARGET), ("draft", DRAFT)):
+        file = folder / f"{name}.safetensors"
+        if sha256(read_bytes(file, fault=CheckpointError)).hexdigest() != record[name]["sha256"]:
+            raise CheckpointError(f"{file}: is not the file that {_RECORD} was written for")
+        decoder, library = Decoder(config), _safetensors(file)
+        try:
+            decoder.load_state_dict(library.load_file(file))
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{file}: cannot be read: {error}") from None
+        decoders.append(decoder)
+    return decoders[0], decoders[1], record
+
+
+def train_pair(
+    folder: Path, *, seed: int = 0, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Train target and draft model, write their weights in bfloat16, and return the record.
+
+    The record holds for each its configuration, steps, seconds, ``bits_per_byte`` of what was
+    written on held-out text, and the file's ``sha256``; and what the text was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     text = corpus()
-    sources = (__file__, str(sys.modules[Decoder.__module__].__file__))
-    code = [Path(source).read_bytes() for source in sources]
-    folder = (cache or cache_folder()) / f"pair-{digest([text, *code, str(seed).encode()])}"
+    record: dict[str, Any] = {
+        "text": f"top-level modules of the standard library of Python {platform.python_version()}",
+        "text_sha256": sha256(text).hexdigest(),
+        "seed": seed,
+    }
+    for name, config in (("target", TARGET), ("draft", DRAFT)):
+        decoder = Decoder(config).randomise(seed)
+        how = train(decoder, text, steps=_STEPS[name], seed=seed, say=say)
+        record[name] = {**how, **save(decoder, folder / f"{name}.safetensors", text)}
+    write_text(folder / _RECORD, json.dumps(record, indent=1) + "\n")
+    return record
 
-    def one(name: str, config: DecoderConfig) -> tuple[Decoder, dict[str, Any]]:
-        def trained() -> tuple[Decoder, dict[str, Any]]:
-            decoder = Decoder(config).randomise(seed)
-            return decoder, train(decoder, text, steps=_STEPS[name], seed=seed, say=say)
 
-        return kept(folder, name, lambda: Decoder(config), trained)
+def save(decoder: Decoder, file: Path, text: bytes) -> dict[str, Any]:
+    """Write weights in bfloat16; return what they are worth on held-out text, and their hash."""
+    stored = {name: value.to(torch.bfloat16) for name, value in decoder.state_dict().items()}
+    _safetensors(file).save_file(stored, file)
+    decoder.load_state_dict(stored)
+    return {
+        "bits_per_byte": bits_per_byte(decoder, held_out(text)),
+        "sha256": sha256(file.read_bytes()).hexdigest(),
+    }
 
-    target, draft = one("target", TARGET), one("draft", DRAFT)
-    return target[0], draft[0], {"target": target[1], "draft": draft[1]}
+
+def _safetensors(file: Path) -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise CheckpointError(
+            f"{file}: needs safetensors: pip install 'specmodel[engine]'"
+        ) from None
+    return safetensors.torch
 
 
 def train(
@@ -140,3 +196,18 @@ def bits_per_byte(decoder: Decoder, text: bytes, *, windows: int = 64) -> float:
     tokens = data[first + torch.arange(_LENGTH + 1)]
     loss = F.cross_entropy(decoder(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     return float(loss) / math.log(2)
+
+
+def main() -> None:
+    """Train the pair into a folder, as a command."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    record = train_pair(given.out, seed=given.seed, say=print)
+    for name in ("target", "draft"):
+        print(f"{name}: {record[name]['bits_per_byte']:.3f} bits a byte, {record[name]['sha256']}")
+
+
+if __name__ == "__main__":
+    main()

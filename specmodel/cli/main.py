@@ -360,7 +360,7 @@ def calibrate(**options: Any) -> None:
 @click.option(
     "--target",
     metavar="DIR|GGUF",
-    help="Your model; with --accept also a name or config.json [a small pair, trained once].",
+    help="Your model; with --accept also a name or config.json [a small pair that ships].",
 )
 @click.option(
     "--draft",
