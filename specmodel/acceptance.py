@@ -19,6 +19,11 @@ from specmodel.errors import (
     DomainError,
     ExtrapolationWarning,
     brief,
+    numbers_of,
+    one_flag,
+    one_number,
+    one_of,
+    one_whole,
     real_array,
     unwrap,
     whole_array,
@@ -98,8 +103,10 @@ class Geometric(_FromRates):
 
     def __post_init__(self) -> None:
         alpha = real_array(self.alpha, "alpha", low=0, high=1)
-        if alpha.ndim > 1:
-            raise DomainError("alpha must be a scalar or one-dimensional")
+        if alpha.ndim > 1 or not alpha.size:
+            raise DomainError(
+                f"alpha must be a number or a list of at least one; got {brief(self.alpha)}"
+            )
         object.__setattr__(self, "alpha", alpha)
 
     @property
@@ -146,6 +153,7 @@ class PerPosition(_FromRates):
         values = real_array(self.values, "acceptance rates", low=0, high=1)
         if values.ndim != 1 or not values.size:
             raise DomainError("acceptance rates must be a list of at least one number")
+        one_flag(self.conditional, "conditional")
         if not self.conditional and np.any(np.diff(values) > 0):
             j = int(np.argmax(np.diff(values) > 0)) + 1
             raise DomainError(
@@ -212,12 +220,11 @@ class MeanLength(_FromRates):
     alpha: float = field(init=False)
 
     def __post_init__(self) -> None:
-        k = int(whole_array(self.k, "k", low=1, unit="token"))
-        bonus = 0 if self.includes_bonus else 1
+        k = one_whole(self.k, "k", low=1, unit="token")
+        bonus = 0 if one_flag(self.includes_bonus, "includes_bonus") else 1
         low, high = 1 - bonus, k + 1 - bonus
-        length = float(
-            real_array(self.length, "acceptance length", low=low, high=high, unit="token")
-        )
+        length = one_number(self.length, "acceptance length", low=low, high=high, unit="token")
+        object.__setattr__(self, "k", k)
         object.__setattr__(self, "alpha", float(alpha_for_tokens(length + bonus, k)))
 
     @property
@@ -308,10 +315,8 @@ class BetaMixture(_FromRates):
 
     def __post_init__(self) -> None:
         for name, value in (("x", self.x), ("y", self.y)):
-            if not (np.isfinite(real_array(value, name, low=0)) and value > 0):
-                raise DomainError(f"{name} must be finite and > 0; got {brief(value)}")
-        if self.over not in ("rounds", "requests"):
-            raise DomainError(f"over must be rounds or requests; got {brief(self.over)}")
+            one_number(value, name, positive=True)
+        one_of(self.over, "over", ("rounds", "requests"))
 
     @property
     def label(self) -> str:
@@ -368,9 +373,9 @@ def as_acceptance(value: Any) -> Acceptance:
     >>> as_acceptance(0.7).label
     'alpha = 0.7'
     """
-    if isinstance(value, Acceptance):
+    if isinstance(value, Acceptance) and not isinstance(value, type):
         return value
-    if isinstance(value, str) or value is None:
+    if numbers_of(value) is None:
         raise DomainError(
             "acceptance must be alpha or a record such as PerPosition([0.7, 0.5]); got "
             f"{brief(value)}"

@@ -23,7 +23,15 @@ from specmodel.architectures import (
     mtp_head,
 )
 from specmodel.dtypes import BYTES
-from specmodel.errors import ArchitectureError, DomainError, brief, real_array, whole_array
+from specmodel.errors import (
+    ArchitectureError,
+    DomainError,
+    brief,
+    one_flag,
+    one_number,
+    one_whole,
+    whole_array,
+)
 from specmodel.hardware import Device, Link, load_device
 
 Floats = NDArray[np.float64]
@@ -81,6 +89,8 @@ class Drafter(ABC):
     kind: ClassVar[str]
     in_stages: ClassVar[bool] = False
     """Whether its passes run through all stages of the target's pipeline."""
+    needs_model: ClassVar[bool] = False
+    """Whether it cannot do without an architecture."""
     host_time: float = field(default=0.0, kw_only=True)
     tp: int | None = field(default=None, kw_only=True)
     device: Device | None = field(default=None, kw_only=True)
@@ -89,17 +99,23 @@ class Drafter(ABC):
 
     def __post_init__(self) -> None:
         model = getattr(self, "architecture", None)
-        if model is not None:  # a name or a file is as good
-            object.__setattr__(self, "architecture", load_model(model))
+        if model is not None or self.needs_model:  # a name or a file is as good
+            self._set("architecture", load_model(model))  # type: ignore[arg-type]
         if self.device is not None:
-            object.__setattr__(self, "device", load_device(self.device))
-        real_array(self.host_time, "host time", low=0, unit="s")
+            self._set("device", load_device(self.device))
+        if not isinstance(self.link, Link | None):
+            raise DomainError(f"the drafter's link must be a Link or None; got {brief(self.link)}")
+        one_number(self.host_time, "host time", low=0, unit="s")
         if self.tp is not None:
-            whole_array(self.tp, "the drafter's tp", low=1)
+            self._set("tp", one_whole(self.tp, "the drafter's tp", low=1))
+        one_flag(self.overlapped, "overlapped")
         if (self.device is None) != (self.link is None):
             raise DomainError("a drafter on a device of its own needs a link, and only then")
         if self.overlapped and self.device is None:
             raise DomainError("drafting overlaps verification only on a device of its own")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def hit_rate(self) -> float:
@@ -167,6 +183,7 @@ class DraftModel(Drafter):
     """
 
     kind: ClassVar[str] = "draft-model"
+    needs_model: ClassVar[bool] = True
     architecture: Architecture
 
     def weights(self, target: Architecture) -> Architecture:
@@ -306,6 +323,7 @@ class Parallel(Drafter):
     """
 
     kind: ClassVar[str] = "parallel"
+    needs_model: ClassVar[bool] = True
     architecture: Architecture
 
     def weights(self, target: Architecture) -> Architecture:
@@ -341,7 +359,7 @@ class NGram(Drafter):
 
     def __post_init__(self) -> None:
         Drafter.__post_init__(self)
-        real_array(self.hit, "hit rate", low=0, high=1)
+        one_number(self.hit, "hit rate", low=0, high=1)
 
     @property
     def hit_rate(self) -> float:
@@ -375,9 +393,7 @@ class SelfSpeculative(Drafter):
 
     def __post_init__(self) -> None:
         Drafter.__post_init__(self)
-        real_array(self.layer_fraction, "layer fraction", low=0, high=1)
-        if self.layer_fraction == 0:
-            raise DomainError("layer fraction must be > 0; got 0")
+        one_number(self.layer_fraction, "layer fraction", high=1, positive=True)
 
     def passes(self, target: Architecture, k: ArrayLike) -> tuple[DraftPass, ...]:
         """Return k passes of the first layers."""
@@ -404,7 +420,7 @@ class SparseKV(Drafter):
 
     def __post_init__(self) -> None:
         Drafter.__post_init__(self)
-        whole_array(self.budget, "kv budget", low=1, unit="token")
+        self._set("budget", one_whole(self.budget, "kv budget", low=1, unit="token"))
 
     def cache(self, target: Architecture) -> Architecture:
         """Return the target with its KV capped: the compact cache is kept beside the full one."""
@@ -431,6 +447,7 @@ class BlockDiffusion(Drafter):
     """
 
     kind: ClassVar[str] = "block-diffusion"
+    needs_model: ClassVar[bool] = True
     architecture: Architecture
 
     @property
@@ -477,8 +494,8 @@ class Lookahead(Drafter):
 
     def __post_init__(self) -> None:
         Drafter.__post_init__(self)
-        whole_array(self.window, "window", low=1)
-        whole_array(self.guesses, "guesses", low=1)
+        for name in ("window", "guesses"):
+            self._set(name, one_whole(getattr(self, name), name, low=1))
 
     def rows(self, k: ArrayLike) -> Floats:
         """Return (window + guesses) k, and 1 at k = 0. [token]"""
@@ -497,8 +514,9 @@ class _Tree(Drafter):
     drafter: Drafter
 
     def __post_init__(self) -> None:
+        checked_drafter(self.drafter)
         for name in ("host_time", "tp", "device", "link", "overlapped"):
-            object.__setattr__(self, name, getattr(self.drafter, name))
+            self._set(name, getattr(self.drafter, name))
         Drafter.__post_init__(self)
 
     @property
@@ -562,7 +580,10 @@ class DraftTree(_Tree):
 
     def __post_init__(self) -> None:
         _Tree.__post_init__(self)
-        whole_array(self.widths, "nodes of a depth", low=1)
+        if whole_array(self.widths, "nodes of a depth", low=1).ndim != 1:
+            raise DomainError(
+                f"widths must be a list, one for each depth; got {brief(self.widths)}"
+            )
         _check_depth(self.drafter, len(self.widths))
 
     @property
@@ -643,7 +664,7 @@ class DynamicTree(_Tree):
     def __post_init__(self) -> None:
         _Tree.__post_init__(self)
         for name in ("topk", "nodes"):
-            whole_array(getattr(self, name), name, low=1, unit="token")
+            self._set(name, one_whole(getattr(self, name), name, low=1, unit="token"))
 
     @property
     def max_k(self) -> int | None:

@@ -27,7 +27,10 @@ from specmodel.errors import (
     UnknownNameError,
     brief,
     did_you_mean,
-    real_array,
+    one_number,
+    one_of,
+    one_text,
+    one_whole,
 )
 from specmodel.fields import is_number
 from specmodel.files import check_output, read_text, write_text
@@ -69,9 +72,8 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        real_array(self.latency, "link latency", low=0, unit="s")
-        if not real_array(self.bandwidth, "link bandwidth", low=0, unit="B/s"):
-            raise DomainError("link bandwidth must be > 0; got 0")
+        one_number(self.latency, "link latency", low=0, unit="s")
+        one_number(self.bandwidth, "link bandwidth", positive=True, unit="B/s")
 
     def time(self, size: ArrayLike) -> NDArray[np.float64]:
         """Return the time of one message of `size` bytes. [s]"""
@@ -124,6 +126,30 @@ class Device:
     status: str = "released"
     sources: Mapping[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "title", "vendor", "family"):
+            one_text(getattr(self, name), f"device {name}")
+        if not isinstance(self.peak_flops, Mapping) or not self.peak_flops:
+            raise DomainError(
+                f"peak_flops must name at least one dtype; got {brief(self.peak_flops)}"
+            )
+        for dtype, rate in self.peak_flops.items():
+            one_number(rate, f"peak_flops of {brief(dtype)}", positive=True, unit="FLOP/s")
+        for name, required in _SCALARS.items():
+            if required or getattr(self, name) is not None:
+                one_number(getattr(self, name), name, positive=True)
+        if self.multiprocessors is not None:
+            one_whole(self.multiprocessors, "multiprocessors", low=1)
+        one_of(self.status, "status", _STATUS)
+        if not isinstance(self.aliases, tuple) or not all(isinstance(a, str) for a in self.aliases):
+            raise DomainError(f"aliases must be a tuple of text; got {brief(self.aliases)}")
+        if not isinstance(self.sources, Mapping):
+            raise DomainError(f"sources must be a mapping; got {brief(self.sources)}")
+        if not isinstance(self.calibration, Calibration | None):
+            raise DomainError(
+                f"calibration must be a Calibration or None; got {brief(self.calibration)}"
+            )
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from specmodel.calibration import FittedOperator
 from specmodel.collectives import Fabric, collective_time
 from specmodel.costs import Operator
 from specmodel.dtypes import BYTES
-from specmodel.errors import DomainError, real_array
+from specmodel.errors import one_number, one_text
 from specmodel.forms import Features, Rates, p_norm
 from specmodel.hardware import Device
 
@@ -48,14 +48,12 @@ class Efficiency:
     basis: str
 
     def __post_init__(self) -> None:
-        real_array(self.t_op, "t_op", low=0, unit="s")
-        real_array(self.t_link, "t_link", low=0, unit="s")
+        for name in ("t_op", "t_link"):
+            one_number(getattr(self, name), name, low=0, unit="s")
         for name in ("eta_m", "eta_f", "eta_link"):
-            value = getattr(self, name)
-            real_array(value, name, low=0, high=1)
-            if value == 0:
-                raise DomainError(f"{name} must be > 0; got 0")
-        real_array(self.p, "p", low=1, finite=False)
+            one_number(getattr(self, name), name, high=1, positive=True)
+        one_number(self.p, "p", low=1, finite=False)
+        one_text(self.basis, "basis")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

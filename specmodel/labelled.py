@@ -15,7 +15,14 @@ from specmodel.acceptance import Acceptance, as_acceptance, warn_beyond
 from specmodel.architectures import Architecture, load_model
 from specmodel.defaults import drafter_of
 from specmodel.drafters import Drafter
-from specmodel.errors import DomainError, ExtrapolationWarning, real_array, whole_array
+from specmodel.errors import (
+    DomainError,
+    ExtrapolationWarning,
+    one_number,
+    one_whole,
+    real_array,
+    whole_array,
+)
 from specmodel.hardware import Device, load_device
 from specmodel.memory import memory
 from specmodel.roofline import Execution, ExecutionOptions, critical_batch
@@ -109,8 +116,7 @@ def speculate(
     device, target = load_device(device), load_model(target)
     drafter, acceptance = drafter_of(drafter, target), as_acceptance(acceptance)
     for name, value in (("T_h", T_h), ("T_o", T_o)):
-        if real_array(value, name, low=0, unit="s").ndim:
-            raise DomainError(f"{name} must be one number")
+        one_number(value, name, low=0, unit="s")
     axes = {
         "B": real_array(B, "batch", low=1),
         "k": whole_array(np.asarray(list(k)) if isinstance(k, range) else k, "k", unit="token"),
@@ -188,7 +194,7 @@ def best_width(
             drafter,
             acceptance,
             B=B,
-            k=range(int(whole_array(k_max, "k_max", unit="token")) + 1),
+            k=range(one_whole(k_max, "k_max", unit="token") + 1),
             L=L,
             T_h=T_h,
             T_o=T_o,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.acceptance import distribution
-from specmodel.errors import DomainError, real_array, whole_array
+from specmodel.errors import DomainError, brief, numbers_of, one_number, one_whole
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -46,8 +46,8 @@ def lossy_typical(p: ArrayLike, *, epsilon: float, delta: float) -> Mask:
     [True, True, False]
     """
     target = distribution(p, "p")
-    low = real_array(epsilon, "epsilon", low=0, high=1)
-    scale = real_array(delta, "delta", low=0, high=1)
+    low = one_number(epsilon, "epsilon", low=0, high=1)
+    scale = one_number(delta, "delta", low=0, high=1)
     logs = np.log(target, out=np.zeros_like(target), where=target > 0)
     spread = np.exp((target * logs).sum(axis=-1, keepdims=True))  # e to the minus entropy
     return np.asarray(target > np.minimum(low, scale * spread))
@@ -84,8 +84,8 @@ def lossy_relaxed(p: ArrayLike, *, top: int, delta: float) -> Mask:
     [True, True, False]
     """
     target = distribution(p, "p")
-    most = int(whole_array(top, "top", low=1, high=target.shape[-1], unit="token"))
-    margin = real_array(delta, "delta", low=0, high=1)
+    most = one_whole(top, "top", low=1, high=target.shape[-1], unit="token")
+    margin = one_number(delta, "delta", low=0, high=1)
     best = target.max(axis=-1, keepdims=True)
     ranks = np.argsort(np.argsort(-target, axis=-1, kind="stable"), axis=-1)
     return np.asarray((ranks == 0) | ((ranks < most) & (target >= best - margin)))
@@ -139,6 +139,8 @@ def lossy_output(accepted: ArrayLike, p: ArrayLike, q: ArrayLike) -> Floats:
 
 
 def _taken(accepted: ArrayLike, q: ArrayLike) -> Floats:
+    if numbers_of(accepted) is None:
+        raise DomainError(f"accepted must be true or false for each token; got {brief(accepted)}")
     draft, mask = distribution(q, "q"), np.asarray(accepted)
     if mask.dtype != np.bool_ or mask.shape != draft.shape:
         raise DomainError(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.acceptance import Acceptance, warn_beyond
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter
-from specmodel.errors import ExtrapolationWarning, real_array
+from specmodel.errors import ExtrapolationWarning, one_number
 from specmodel.hardware import Device
 from specmodel.memory import Memory, devices_needed, memory
 from specmodel.reasons import gap_reason, reasons
@@ -72,7 +72,7 @@ class Setup:
     def __post_init__(self) -> None:
         for name in ("price", "draft_price"):
             if getattr(self, name) is not None:
-                real_array(getattr(self, name), name, low=0, high=_DEAREST, unit="USD an hour")
+                one_number(getattr(self, name), name, low=0, high=_DEAREST, unit="USD an hour")
         if self.drafter.max_k is not None and self.k_max > self.drafter.max_k:
             # a block ends the search for the best k, and the settings say where
             object.__setattr__(self, "k_max", self.drafter.max_k)

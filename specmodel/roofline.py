@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,12 +16,23 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.architectures import Architecture, load_model
 from specmodel.collectives import Fabric
 from specmodel.costs import Layout, Operator, gemm, pass_operators
-from specmodel.errors import ConvergenceError, DomainError, brief, real_array, unwrap
+from specmodel.errors import (
+    ConvergenceError,
+    DomainError,
+    brief,
+    check_broadcast,
+    one_flag,
+    one_number,
+    one_of,
+    one_whole,
+    unwrap,
+)
 from specmodel.hardware import Device, Link, load_device
 from specmodel.kernels import Efficiency, Kernels
 from specmodel.overheads import Engine, load_engine
 
 Level = Literal["operators", "ideal"]
+_LEVELS: tuple[str, ...] = get_args(Level)
 Floats = NDArray[np.float64]
 
 
@@ -103,9 +114,24 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.engine is not None:  # a name or a file is as good
-            object.__setattr__(self, "engine", load_engine(self.engine))
-        if self.level not in ("operators", "ideal"):
-            raise DomainError(f"level must be operators or ideal; got {brief(self.level)}")
+            self._set("engine", load_engine(self.engine))
+        one_of(self.level, "level", _LEVELS)
+        for name in ("tp", "dp", "pp", "devices_per_node"):
+            self._set(name, one_whole(getattr(self, name), name, low=1))
+        for name in ("ep", "calibrated"):
+            self._set(name, one_flag(getattr(self, name), name))
+        for name in ("kv_reread", "expert_overlap", "offload"):
+            self._set(name, one_number(getattr(self, name), name, low=0, high=1))
+        if not isinstance(self.network, Link | None):
+            raise DomainError(f"network must be a Link or None; got {brief(self.network)}")
+        if not isinstance(self.efficiency, Efficiency):
+            raise DomainError(f"efficiency must be an Efficiency; got {brief(self.efficiency)}")
+        self._check_nodes()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_nodes(self) -> None:
         layout = self.layout
         if layout.devices > self.devices_per_node and self.network is None:
             raise DomainError(
@@ -113,16 +139,26 @@ class Execution:
                 "say what network joins the nodes"
             )
         layout.check_nodes()
-        real_array(self.kv_reread, "kv_reread", low=0, high=1)
-        real_array(self.expert_overlap, "expert_overlap", low=0, high=1)
-        real_array(self.offload, "offload", low=0, high=1)
 
     @classmethod
     def of(cls, execution: Execution | None, options: ExecutionOptions) -> Execution:
-        """Return `execution`, or one made of keyword options; both at once is an error."""
-        if execution is not None and options:
+        """Return `execution`, or one made of keyword options; both at once is an error.
+
+        Raises
+        ------
+        DomainError
+            When `execution` is something else, or an option is out of range.
+        """
+        if execution is None:
+            return cls(**options)
+        if not isinstance(execution, cls):
+            raise DomainError(
+                "execution must be a record such as Execution(level='ideal'); got "
+                f"{brief(execution)}"
+            )
+        if options:
             raise TypeError(f"give execution or {', '.join(options)}, not both")
-        return execution or cls(**options)
+        return execution
 
     @property
     def layout(self) -> Layout:
@@ -232,8 +268,9 @@ def pass_time(
     >>> round(float(t.T) * 1e3, 3)
     4.481
     """
-    how = Execution.of(execution, options)
+    how, fuse = Execution.of(execution, options), one_flag(fuse, "fuse")
     device, architecture = load_device(device), load_model(architecture)
+    check_broadcast(B=B, W=W, L=L, head_rows=head_rows)
     operators = operators_of(architecture, how, B=B, W=W, L=L, head_rows=head_rows, fuse=fuse)
     kernels = kernels_of(device, how)
     return (_ideal if how.level == "ideal" else _soft)(kernels, operators)

@@ -12,16 +12,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specmodel.acceptance import Acceptance, as_acceptance, expected_tokens, warn_beyond
-from specmodel.architectures import Architecture
+from specmodel.architectures import Architecture, load_model
+from specmodel.defaults import drafter_of
 from specmodel.drafters import Drafter, checked_drafter
 from specmodel.errors import (
     ConvergenceError,
     DomainError,
     ExtrapolationWarning,
+    brief,
+    one_number,
+    one_whole,
     real_array,
     whole_array,
 )
-from specmodel.hardware import Device
+from specmodel.hardware import Device, load_device
 from specmodel.roofline import Execution, ExecutionOptions
 from specmodel.speculation import context_from_which, round_time, tokens_per_round
 from specmodel.uncertainty import NORMAL_90
@@ -108,8 +112,10 @@ def scan(
     k : ndarray of int
         [token]
     """
-    most = int(whole_array(k_max, "k_max", low=0, unit="token"))
+    most = one_whole(k_max, "k_max", unit="token")
     drafter, acceptance = checked_drafter(drafter), as_acceptance(acceptance)
+    if np.size(getattr(acceptance, "alpha", 0.0)) > 1:
+        raise DomainError(f"acceptance must have one alpha; got {acceptance.label}")
     k = np.arange((most if drafter.max_k is None else min(most, drafter.max_k)) + 1)
     times = round_time(
         device,
@@ -152,12 +158,10 @@ def width_closed_form(alpha: float, A: float, C: float) -> float:
     >>> round(width_closed_form(0.8, 0.95, 0.05), 6)
     8.856654
     """
-    real_array(alpha, "alpha", low=0, high=1)
-    if not 0 < alpha < 1:
+    if one_number(alpha, "alpha", low=0, high=1) in (0, 1):
         raise DomainError(f"alpha must be strictly between 0 and 1; got {alpha:g}")
     for name, value in (("A", A), ("C", C)):
-        if not (np.isfinite(real_array(value, name)) and value > 0):
-            raise DomainError(f"{name} must be finite and > 0; got {value:g}")
+        one_number(value, name, positive=True)
     a = -np.log(alpha)
     excess = a * A / C  # u - ln u = 1 + excess
     if excess < 1e-8:  # the branch point: u = 1 + sqrt(2 excess), to rounding
@@ -187,9 +191,10 @@ def best_affine_width(alpha: float, A: float, C: float, *, low: int = 1, high: i
     >>> best_affine_width(0.52, 0.99, 0.01)
     7
     """
-    real_array(alpha, "alpha", low=0, high=1)
-    real_array(C, "C", low=0)
-    if low < 1 or high < low:
+    one_number(alpha, "alpha", low=0, high=1)
+    one_number(A, "A")
+    one_number(C, "C", low=0)
+    if not 1 <= one_whole(low, "low") <= one_whole(high, "high"):
         raise DomainError(f"segment must satisfy 1 <= low <= high; got [{low}, {high}]")
     if alpha == 0 or (A <= 0 and C > 0):
         return low
@@ -255,10 +260,10 @@ class Interval:
 
 
 def schedule(
-    device: Device,
-    target: Architecture,
-    drafter: Drafter,
-    acceptance: Acceptance,
+    device: Device | str,
+    target: Architecture | str,
+    drafter: Drafter | str,
+    acceptance: Acceptance | float,
     *,
     L: float = 0,
     max_batch: int = 1024,
@@ -280,6 +285,7 @@ def schedule(
     Parameters
     ----------
     device, target, drafter, acceptance
+        As in `specmodel.speculate`: records, or names, and alpha. [-]
     L : float
         Context. [token]
     max_batch, k_max : int
@@ -307,28 +313,35 @@ def schedule(
     DomainError
         When an argument is out of range.
     """
-    if real_array(L, "context", low=0, unit="token").ndim:
-        raise DomainError("context must be one number; take a schedule for each")
-    batches = np.arange(1, int(whole_array(max_batch, "max_batch", low=1)) + 1)
+    device, target = load_device(device), load_model(target)
+    drafter, acceptance = drafter_of(drafter, target), as_acceptance(acceptance)
+    for name, time in (("T_h", T_h), ("T_o", T_o)):
+        one_number(time, name, low=0, unit="s")
+    for name, function in (("fits", fits), ("errors", errors)):
+        if function is not None and not callable(function):
+            raise DomainError(f"{name} must be a function or None; got {brief(function)}")
+    one_number(keep, "keep", low=0, high=1)
+    batches = np.arange(1, one_whole(max_batch, "max_batch", low=1) + 1)
     S, drafts = scan(
         device,
         target,
         drafter,
         acceptance,
         B=batches,
-        L=L,
-        k_max=k_max if k is None else k,
+        L=one_number(L, "context", low=0, unit="token"),
+        k_max=one_whole(k_max if k is None else k, "k_max" if k is None else "k", unit="token"),
         execution=Execution.of(execution, options),
         T_h=T_h,
         T_o=T_o,
     )
     if k is not None:
-        whole_array(k, "k", high=drafts[-1], unit="token")
+        k = one_whole(k, "k", high=drafts[-1], unit="token")
         S, drafts = S[:, [0, k]], drafts[[0, k]]
     if fits is not None:
-        limit = np.array([fits(int(n)) if n else np.inf for n in drafts])
+        limit = [
+            one_number(fits(int(n)), f"fits({n})", finite=False) if n else np.inf for n in drafts
+        ]
         S = np.where(batches[:, None] <= limit, S, 0.0)
-    real_array(keep, "keep", low=0, high=1)
     best = np.searchsorted(drafts, best_of(S, drafts).k)
     best = _kept(S, best, keep) if keep else best
     best = drafts[_joined(S, best, drafts, errors) if errors is not None else best]
@@ -472,7 +485,10 @@ def context_where_speedup_rises(
     how = Execution.of(execution, options)
     if k is not None:
         most = np.inf if drafter.max_k is None else drafter.max_k
-        whole_array(k, "k", low=1, high=most, unit="token")
+        k = one_whole(k, "k", low=1, high=most, unit="token")
+    for name, value in (("low", low), ("high", high)):
+        one_number(value, name, positive=True)
+    one_number(longest, "longest context", low=1, unit="token")
 
     def gains(contexts: Floats) -> NDArray[np.bool_]:
         S, _ = scan(

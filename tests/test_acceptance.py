@@ -124,7 +124,7 @@ def test_beyond_what_was_measured() -> None:
         (lambda: sm.MeanLength(3.5, k=3, includes_bonus=False), r"must be in \[0, 3\]"),
         (lambda: sm.Histogram([1.0]), "at least two"),
         (lambda: sm.Histogram([0, 0]), "not all zero"),
-        (lambda: sm.BetaMixture(0, 1), "x must be finite and > 0"),
+        (lambda: sm.BetaMixture(0, 1), "x must be > 0 and finite; got 0"),
         (lambda: sm.BetaMixture(1, 1, over="days"), "over must be rounds or requests"),
         (lambda: sm.Geometric(0.5).tokens(-1), "k must be >= 0 token; got -1"),
         (lambda: sm.Geometric(0.5).tokens(1.5), "k must be a whole number; got 1.5"),

@@ -161,7 +161,7 @@ def test_cost_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         (["--draft-gpu", "l40s", "--link", "5"], "link must be LATENCY_US,BANDWIDTH_GB_PER_S"),
         (["--draft-gpu", "l41s", "--link", "5,25"], "unknown GPU 'l41s'"),
         (["--offload", "1.5"], "offload must be in [0, 1]; got 1.5"),
-        (["--price", "-1"], "price must be >= 0"),
+        (["--price", "-1"], "price must be in [0, 10000] USD an hour; got -1"),
         (["--price", "much"], "price must be a number"),
     ],
 )

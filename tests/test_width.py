@@ -131,7 +131,7 @@ def test_zero_acceptance_is_off_everywhere(h100: sm.Device, llama: sm.Architectu
     ("call", "message"),
     [
         (lambda: width.width_closed_form(1.0, 1, 1), "strictly between 0 and 1"),
-        (lambda: width.width_closed_form(0.5, 0, 1), "A must be finite and > 0"),
+        (lambda: width.width_closed_form(0.5, 0, 1), "A must be > 0 and finite; got 0"),
         (lambda: width.width_closed_form(0.5, 1, float("nan")), "C must be"),
         (lambda: width.best_affine_width(0.5, 1, 1, low=3, high=2), "low <= high"),
         (lambda: width.best_affine_width(1.5, 1, 1), "alpha must be in"),
