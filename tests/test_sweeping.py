@@ -425,10 +425,149 @@ def test_store_without_the_mark_is_not_overwritten(
     path = tmp_path / "x.zarr"
     sweep(plan(), path)
     root = json.loads((path / "zarr.json").read_text())
-    assert root["attributes"].pop("written_by") == "specmodel sweep"
+    del root["attributes"]["contents_sha256"]
     (path / "zarr.json").write_text(json.dumps(root))
     assert f"{path}: is a folder that no sweep wrote" in refused(capsys, path)
     assert read(path).S.size
+
+
+@pytest.mark.parametrize("name", ["precious.txt", "photos/", "S/notes", "S/c/0/x", "T_v/c/link"])
+def test_a_stranger_in_a_store_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "x.zarr"
+    sweep(plan(), path)
+    stranger = path / name
+    if name.endswith("/"):
+        stranger.mkdir()
+    elif name.endswith("link"):
+        stranger = stranger.with_name("99")
+        stranger.symlink_to(tmp_path)
+    else:
+        stranger.write_text("keep")
+    assert f"{stranger}: no sweep wrote it" in refused(capsys, path)
+    assert os.path.lexists(stranger)
+    (stranger.rmdir if name.endswith("/") else stranger.unlink)()
+    assert main([*COMMAND, "-o", str(path), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("change", ["variable", "value", "attribute", "chunk"])
+@pytest.mark.filterwarnings("ignore:The data type", "ignore:Consolidated metadata")
+def test_data_derived_from_a_store_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """A program that writes a changed copy copies the attributes, and the mark with them."""
+    own, path = tmp_path / "own.zarr", tmp_path / "x.zarr"
+    sweep(plan(), own)
+    data = read(own)
+    if change == "variable":
+        data = data.assign(mine=1.0)
+    elif change == "value":
+        data["S"].values[:] *= 2
+    elif change == "attribute":
+        data.attrs["note"] = "mine"
+    data.to_zarr(path)
+    if change == "chunk":
+        (path / "S" / "c" / "99").write_text("mine")
+    assert read(path).attrs["contents_sha256"] == read(own).attrs["contents_sha256"]
+    assert f"{path}: holds other data than a sweep wrote there" in refused(capsys, path)
+    assert read(path).identical(data)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let the renaming of files of these names fail."""
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name in names:
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+
+
+def test_a_store_that_cannot_be_replaced_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.zarr"
+    sweep(plan(), path)
+    before = read(path)
+    with monkeypatch.context() as patch:
+        failing(patch, "finished")
+        with pytest.raises(sm.DomainError, match=f"{path}: cannot be replaced: Permission denied$"):
+            sweep(plan(B=np.array([7.0])), path, overwrite=True)
+    assert read(path).identical(before)
+    sweep(plan(B=np.array([7.0])), path, overwrite=True)
+    assert read(path).B.values.tolist() == [7]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_store_that_cannot_be_put_back_is_named_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "x.zarr", plan(B=np.array([7.0]))
+    aside = tmp_path / "x.zarr.partial" / "replaced"
+    sweep(plan(), path)
+    before = read(path)
+    with monkeypatch.context() as patch:
+        failing(patch, "finished", "replaced")
+        with pytest.raises(sm.DomainError, match=f"What was there is now {aside} and cannot be"):
+            sweep(other, path, overwrite=True)
+    assert not path.exists()
+    path.mkdir()
+    (path / "k").write_text("keep")
+    with pytest.raises(sm.DomainError, match=f"{path}: is a folder that no sweep wrote"):
+        sweep(other, path, overwrite=True)
+    (path / "k").unlink()
+    path.rmdir()
+    path.write_text("new")
+    with pytest.raises(sm.DomainError, match=f"{aside}: was at {path} before: move it"):
+        sweep(other, path, overwrite=True)
+    path.unlink()
+    with pytest.raises(sm.DomainError, match=f"{path}: exists"):
+        sweep(other, path)
+    assert read(path).identical(before)  # put back, as a run that was killed should have
+
+
+def test_what_a_finished_run_had_set_aside_is_removed(tmp_path: Path) -> None:
+    """A run was killed after it had put its file in place, before it removed the folder."""
+    path, done = tmp_path / "x.zarr", tmp_path / "done.zarr"
+    with pytest.raises(Stop):
+        sweep(plan(), path, progress=lambda _: (_ for _ in ()).throw(Stop))
+    sweep(plan(), done)
+    done.rename(path)
+    (tmp_path / "x.zarr.partial" / "replaced").mkdir()
+    sweep(plan(), path, overwrite=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_texts_that_are_no_utf8_are_refused_before_any_work(tmp_path: Path, ending: str) -> None:
+    name = os.fsdecode(b"x\xff")
+    with pytest.raises(sm.DomainError, match=r"^output must be UTF-8 text; got '.*x\\udcff"):
+        sweep(plan(), tmp_path / f"{name}{ending}")
+    axes = {"model": (name, "y")}
+    cases: dict[Any, Any] = {(name,): "no such file", ("y",): case()}
+    with pytest.raises(sm.DomainError, match=r"^model must be UTF-8 text; got 'x\\udcff'$"):
+        plan(axes=axes, cases=cases)
+    with pytest.raises(sm.DomainError, match=r"^drafter must be UTF-8 text"):
+        plan(attrs={"drafter": name})
+    with pytest.raises(sm.DomainError, match=r"^reason of gpu l40s, tp 2 must be UTF-8 text"):
+        plan(cases={**plan().cases, ("l40s", 2): f"{name}: no such file"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_prints_lines_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    arguments = ["--gpu", "h100,m4-max", "--drafter", "eagle3,block-diffusion", "--batch", "1"]
+    assert main(["sweep", *arguments, "-o", "x.csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "3 of 4 cases refused, such as" in lines
+    assert "vLLM tests" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("name", ["partial.zarr", "tmp", "journal", "lock"])

@@ -9,7 +9,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from specmodel.cli.output import Out, Table, cell, to_json
+from specmodel.cli.output import Out, Table, cell, prose, to_json
 from specmodel.cli.parsing import (
     optional,
     parse_counts,
@@ -50,8 +50,7 @@ def calibrate(options: dict[str, Any]) -> str:
         tiny=options["tiny"],
     )
     command = importlib.import_module("calibrate.command")
-    text: str = command.calibrate(output, settings, overwrite=options["overwrite"])
-    return text
+    return prose(command.calibrate(output, settings, overwrite=options["overwrite"]))
 
 
 def measure(options: dict[str, Any], form: str) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from itertools import islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from specmodel.acceptance import Geometric
+from specmodel.cli.output import Out
 from specmodel.cli.parsing import parse_counts, parse_number, parse_whole
 from specmodel.cli.setup import MOST_DRAFTS, Request, build
 from specmodel.errors import DomainError, SpecmodelError, brief, whole_array
@@ -29,6 +30,7 @@ _HAVE_COMMAS = ("acceptance_rates", "link", "network")  # separated by semicolon
 _MOST_CASES = 100_000
 _CONNECT_SECONDS = 5
 _MOST_NUMBERS = 10_000
+_MOST_REASONS = 5  # of refused cases, that are printed
 
 
 def run_sweep(options: dict[str, Any], *, output: str, variables: str | None, **how: Any) -> str:
@@ -224,17 +226,20 @@ def _said(plan: Sweep, path: Path, refused: dict[tuple[Any, ...], str]) -> str:
         if path.is_dir()
         else path.stat().st_size
     )
-    lines = [f"{path}: {plan.points:,} points ({sizes}), {size / 1e6:.1f} MB"]
+    out = Out()
+    out.line(f"{path}: {plan.points:,} points ({sizes}), {size / 1e6:.1f} MB")
     if refused:
-        lines.append(f"{len(refused)} of {len(plan.cases)} cases refused, such as")
-        lines += [f"  {plan.label(w)}: {why}" for w, why in list(refused.items())[:5]]
+        out.line(f"{len(refused)} of {len(plan.cases)} cases refused, such as")
+        for where, why in islice(refused.items(), _MOST_REASONS):
+            out.line(f"  {plan.label(where)}: {why}")
     assumed = {n.removeprefix("assumed_"): v for n, v in plan.attrs.items() if "assumed_" in n}
     if assumed:
-        lines += ["assumed in all cases, as you did not say"]
-        lines += [f"  {name}: {value}" for name, value in assumed.items()]
+        out.line("assumed in all cases, as you did not say")
+        for name, value in assumed.items():
+            out.line(f"  {name}: {value}")
     if plan.extrapolated_from is not None:
-        lines.append(
+        out.line(
             f"note: acceptance was measured up to k = {plan.extrapolated_from}; beyond it the last "
             "conditional rate continues"
         )
-    return "\n".join(lines)
+    return out.text()

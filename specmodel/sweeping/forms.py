@@ -17,12 +17,12 @@ from specmodel._version import __version__
 from specmodel.errors import DomainError
 from specmodel.labelled import VARIABLES
 from specmodel.sweeping.plan import INNER, REGIMES, Block, Sweep, dtype_of
+from specmodel.sweeping.store import CONTENTS, contents
 
 if TYPE_CHECKING:
     import xarray as xr
 
-MARK = {"written_by": "specmodel sweep"}
-"""Attribute of every file with labelled axes; a store without it is not replaced."""
+_ORIGIN = {"written_by": "specmodel sweep"}  # of every file with labelled axes
 
 _AT_A_TIME = 50_000  # rows of text that are in memory
 
@@ -80,7 +80,7 @@ def _labels(plan: Sweep, reasons: Reasons) -> xr.Dataset:
     data = xr.Dataset(
         {"refused": (list(plan.axes), why, {"long_name": "why the case could not be computed"})},
         coords=coords,
-        attrs={"specmodel_version": __version__, **MARK, **plan.attrs},
+        attrs={"specmodel_version": __version__, **_ORIGIN, **plan.attrs},
     )
     for name, units in (("B", "1"), ("k", "token"), ("L", "token")):
         data[name].attrs["units"] = units
@@ -137,6 +137,7 @@ def _write_zarr(plan: Sweep, path: Path, blocks: Blocks, reasons: Reasons) -> No
     for block, values in blocks:
         for name, array in values.items():
             arrays[name][_where(plan, block, name)] = array
+    group.attrs[CONTENTS] = contents(path, group.attrs.asdict())
     zarr.consolidate_metadata(path)
 
 

@@ -1,8 +1,8 @@
 """Where a sweep writes: the output, and the folder beside it that holds the finished blocks.
 
 Both are checked before anything is replaced or removed. Of what is at the output's name only a
-regular file or a store that a sweep wrote is replaced; in the folder only what a sweep made is
-removed.
+regular file, or a store that holds what a sweep wrote and nothing else, is replaced; in the folder
+only what a sweep made is removed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from specmodel.errors import DomainError
 from specmodel.files import check_output, parse_json, read_text
-from specmodel.sweeping.forms import FORMS, MARK
-from specmodel.sweeping.plan import Block, Sweep
+from specmodel.sweeping.forms import FORMS
+from specmodel.sweeping.plan import Block, Sweep, check_text
+from specmodel.sweeping.store import check_replaceable
 
 _PLAN = "plan.json"
 _UNFINISHED = "unfinished specmodel sweep"
@@ -43,18 +44,19 @@ def checked_place(path: str | os.PathLike[str], *, overwrite: bool = False) -> P
     path : path
         Ends in one of `FORMS`.
     overwrite : bool
-        Whether a regular file, or a Zarr store that a sweep wrote, may be replaced.
+        Whether a regular file, or a Zarr store that is as a sweep wrote it, may be replaced.
 
     Raises
     ------
     DomainError
-        When the ending is unknown, the folder is not there or not writable, something is there
-        that may not be replaced, or the name of the folder for finished blocks is in use.
+        When the name is no UTF-8 text, the ending is unknown, the folder is not there or not
+        writable, something is there that may not be replaced, or the name of the folder for
+        finished blocks is in use.
     """
     target = Path(path)
+    check_text(str(target), "output")
     if target.suffix.lower() == ".zarr" and target.is_dir() and not target.is_symlink():
-        if not _is_store_of_a_sweep(target):
-            raise DomainError(f"{target}: is a folder that no sweep wrote: choose another name")
+        check_replaceable(target)
         if not overwrite:
             raise DomainError(f"{target}: exists: choose another name, or --overwrite it")
     else:
@@ -62,18 +64,6 @@ def checked_place(path: str | os.PathLike[str], *, overwrite: bool = False) -> P
     if os.path.lexists(folder := _folder_of(target)):
         _check_folder(folder)
     return target
-
-
-def _is_store_of_a_sweep(target: Path) -> bool:
-    root = target / "zarr.json"
-    if root.is_symlink() or not root.is_file():
-        return False
-    try:
-        held = parse_json(read_text(root), str(root))
-    except DomainError:
-        return False
-    attributes = held.get("attributes") if isinstance(held, dict) else None
-    return isinstance(attributes, dict) and MARK.items() <= attributes.items()
 
 
 def _folder_of(target: Path) -> Path:
@@ -167,16 +157,19 @@ class Scratch:
         Raises
         ------
         DomainError
-            When something is there by now that may not be replaced; the blocks are kept.
+            When something is there by now that may not be replaced, or it cannot be; it is left
+            there, and the blocks are kept.
         """
         finished, aside = self._folder / _FINISHED, self._folder / _REPLACED
         checked_place(target, overwrite=overwrite)
         if not (finished.is_dir() and target.exists()):
             finished.replace(target)
             return
-        _remove(aside)  # of a run that was killed between the next two lines
         target.rename(aside)
-        finished.rename(target)
+        try:
+            finished.rename(target)
+        except OSError as error:
+            raise _put_back(aside, target, error.strerror) from None
 
     def remove(self, lock: TextIO) -> None:
         """Remove the folder; the plan goes last, so that one cut short is still a sweep's."""
@@ -187,6 +180,37 @@ class Scratch:
             lock.close()
         (self._folder / _PLAN).unlink()
         self._folder.rmdir()
+
+
+def _put_back(aside: Path, target: Path, why: str | None) -> DomainError:
+    """Rename a store that was not replaced to its own name; return what to say of it."""
+    try:
+        aside.rename(target)
+    except OSError as error:
+        return DomainError(
+            f"{target}: cannot be replaced: {why}. What was there is now {aside} and cannot be "
+            f"renamed back: {error.strerror}"
+        )
+    return DomainError(f"{target}: cannot be replaced: {why}")
+
+
+def _recover(folder: Path, target: Path) -> None:
+    """Rename to its own name what a run set aside that ended before it was replaced.
+
+    Raises
+    ------
+    DomainError
+        When something else is at that name by now.
+    """
+    aside = folder / _REPLACED
+    if not aside.exists():
+        return
+    if not os.path.lexists(target):
+        aside.rename(target)
+    elif (folder / _FINISHED).exists():
+        raise DomainError(f"{aside}: was at {target} before: move it, or choose another name")
+    else:
+        _remove(aside)
 
 
 def _remove(path: Path) -> None:
@@ -212,6 +236,7 @@ def scratch(plan: Sweep, target: Path) -> Iterator[tuple[Scratch, TextIO]]:
     with (folder / _PLAN).open("r+", encoding="utf-8") as lock:
         if not _locks(lock) or not _is_still(folder / _PLAN, lock):
             raise DomainError(f"another sweep is writing {target}")
+        _recover(folder, target)
         if _check_folder(folder) != key:
             raise DomainError(
                 f"{folder}: belongs to another sweep (or version): remove it, or choose another "

@@ -81,7 +81,8 @@ class Sweep:
     Raises
     ------
     DomainError
-        When a case is missing, no case is possible, or an axis is empty or unordered.
+        When a case is missing, no case is possible, an axis is empty or unordered, or a text
+        cannot be written in UTF-8.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -103,6 +104,7 @@ class Sweep:
             values = getattr(self, name)
             if values.ndim != 1 or not values.size or len(np.unique(values)) < values.size:
                 raise DomainError(f"{name} must be one-dimensional, not empty, without repeats")
+        self._check_texts()
         for name in self.variables:
             if name not in VARIABLES:
                 hint = did_you_mean(name, VARIABLES)
@@ -119,6 +121,18 @@ class Sweep:
         if len(alphas) > 1:
             raise DomainError("acceptance must have the same axis of alphas in all cases, or none")
         object.__setattr__(self, "alpha", alphas.pop())
+
+    def _check_texts(self) -> None:
+        """Check all texts that go into the file."""
+        for name, labels in self.axes.items():
+            check_text(name, "name of an axis")
+            for label in labels:
+                check_text(label, name)
+        for name, value in self.attrs.items():
+            check_text(name, "name of an attribute")
+            check_text(value, name)
+        for where, case in self.cases.items():
+            check_text(case, f"reason of {self.label(where)}")
 
     @property
     def extrapolated_from(self) -> int | None:
@@ -190,6 +204,21 @@ class Sweep:
             self.block,
         )
         return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
+
+
+def check_text(value: Any, name: str) -> None:
+    """Check that a value, where it is text, can be written in UTF-8.
+
+    Raises
+    ------
+    DomainError
+        When it cannot: a file name may hold any bytes.
+    """
+    try:
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError:
+        raise DomainError(f"{name} must be UTF-8 text; got {brief(value)}") from None
 
 
 def _alphas(case: Case) -> tuple[float, ...]:
