@@ -42,8 +42,8 @@ def sweep(
     workers : int
         How many blocks the executor works on at a time. [-]
     overwrite : bool
-        Whether to replace a finished file. A folder is replaced only where it is a Zarr store
-        that a sweep wrote; a link or a device never is.
+        Whether to replace a finished file. A folder is replaced only where it is a Zarr store as
+        a sweep wrote it; a link or a device never is.
     progress : callable, optional
         Called with the points of each block when it is finished, those of an earlier run first.
 
