@@ -529,10 +529,11 @@ def best_policy(
     (12, 1)
     """
     weights = real_array(shares, "shares", low=0, high=1)
-    if np.shape(alphas) != weights.shape or not weights.sum() > 0:
+    chances = real_array(alphas, "alphas", low=0, high=1)
+    if chances.shape != weights.shape or chances.ndim != 1 or not weights.sum() > 0:
         raise DomainError("shares must be as many as alphas, and not all zero")
-    k = np.arange(k_max + 1)
-    G = expected_tokens(real_array(alphas, "alphas", low=0, high=1)[:, None], k)
+    k = np.arange(one_whole(k_max, "k_max", unit="token") + 1)
+    G = expected_tokens(chances[:, None], k)
     cost = np.asarray(T(k.astype(np.float64)), dtype=np.float64)
     if not (cost > 0).all():
         raise DomainError("T must be > 0 for every k")

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.drafters import DraftTree
+from specmodel.width import best_affine_width, best_policy
 
 ODD = (
     None,
@@ -212,6 +214,11 @@ def _schedule(**given: Any) -> object:
             "arrays must have shapes that broadcast; got B (2,), L (3,)",
         ),
         (lambda: sm.pass_time(H100, LLAMA, B=1, fuse=2), "fuse must be True or False; got 2"),
+        (lambda: DraftTree("eagle", (2, 4)), "drafter must be a record such as Eagle3()"),
+        (lambda: DraftTree(sm.Eagle3(), 4), "widths must be a list, one for each depth; got 4"),
+        (lambda: best_policy(0.7, 1, lambda k: k + 1), "shares must be as many as alphas"),
+        (lambda: best_policy([0.7], [1], np.exp, k_max=[2]), "k_max must be one number; got [2]"),
+        (lambda: best_affine_width(0.7, 1, 1, low=0), "segment must satisfy 1 <= low <= high"),
         (lambda: sm.lossy.lossy_relaxed(HALF, top=[1], delta=0), "top must be one number; got [1]"),
     ],
 )
