@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ _MARKS = (
     (b"\xfe\xff", "utf-16-be"),
 )
 _DELIMITERS = ",;\t|"
+_NAMES_DELIMITER = re.compile(r"\"?sep=([,;\t|])\"?")
+_NAME = re.compile(r"\"?[\w .()/%-]+\"?")
 
 Fault = Callable[[str], SpecmodelError]
 """Makes the error that a reader raises, from its text."""
@@ -162,16 +165,25 @@ def csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a table that hold anything, each with the line it ends on.
 
-    Cells are divided by what the first line shows most of: commas, semicolons, tabs or bars.
+    Cells are divided by what makes names of the first line: commas, or else semicolons, tabs, bars.
+    Lines before it that are empty, begin with #, or name the delimiter (``sep=;``) are left out.
 
     Raises
     ------
     SpecmodelError
         `fault`, as ``path: line N: what is wrong``.
     """
-    first = text[: text.find("\n") + 1 or None]
-    delimiter = max(_DELIMITERS, key=first.count) if text else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    start, delimiter, line = 0, "", ""
+    while start < len(text):  # remarks, and the line with which a spreadsheet names its delimiter
+        line = text[start : text.find("\n", start) + 1 or None]
+        if (named := _NAMES_DELIMITER.fullmatch(line.strip())) is not None:
+            delimiter = named[1]
+        elif line.strip() and not line.startswith("#"):
+            break
+        start += len(line)
+    skipped = text.count("\n", 0, start)
+    delimiter = delimiter or next((d for d in _DELIMITERS if _columns(line, d) > 1), ",")
+    reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter)
     while True:
         try:
             row = next(reader, None)
@@ -181,11 +193,16 @@ def csv_rows(
                 if "field limit" in str(error)
                 else error
             )
-            raise fault(f"{where}: line {reader.line_num}: {why}") from None
+            raise fault(f"{where}: line {skipped + reader.line_num}: {why}") from None
         if row is None:
             return
         if any(cell.strip() for cell in row):
-            yield reader.line_num, row
+            yield skipped + reader.line_num, row
+
+
+def _columns(line: str, delimiter: str) -> int:
+    """Return into how many names a first line divides."""
+    return sum(bool(_NAME.fullmatch(cell.strip())) for cell in line.split(delimiter))
 
 
 def csv_records(

@@ -68,6 +68,19 @@ def test_delimiters_are_recognised(delimiter: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("sep=;\nk;x\n1;2\n", [(2, ["k", "x"]), (3, ["1", "2"])]),
+        ("# a remark, with commas\n\nk;x\n1;2\n", [(3, ["k", "x"]), (4, ["1", "2"])]),
+        ("k, batch, a;b;c;d;e\n", [(1, ["k", " batch", " a;b;c;d;e"])]),
+        ("k\n1\n", [(1, ["k"]), (2, ["1"])]), ("", []), ("# nothing\n", []),
+    ],
+)  # fmt: skip
+def test_what_stands_before_the_names(text: str, rows: list[tuple[int, list[str]]]) -> None:
+    assert list(csv_rows(text, "x")) == rows
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,b\n1,2,3\n", "x:2: more cells than columns"),

@@ -594,3 +594,39 @@ def test_engines_that_are_none(run: Run, command: str, tmp_path: Path) -> None:
         assert (status, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_a_fit_that_is_hard_to_believe_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, output = tmp_path / "rates.csv", tmp_path / "mine.yaml"
+    table.write_text("k,batch,tpot_ms,acceptance_length\n0,1,141,\n3,1,233,2.29\n")
+    how = ["--gpu", "h100", "--model", "llama-3.1-8b", "--drafter", "eagle3"]
+    assert main(["fit", str(table), "-o", str(output), *how]) == 0
+    printed = capsys.readouterr().out
+    assert "WARNING: step is 35" in printed
+    assert "tpot_ms may hold tokens per second of a sequence" in printed
+    assert main(["predict", "--gpu", "h100", "--engine", str(output)]) == 0
+    assert "WARNING: step is 35" in capsys.readouterr().out
+    table.write_text("k,batch,tpot_ms,acceptance_length\n0,1,7.07,\n3,1,4.29,2.29\n")
+    assert main(["fit", str(table), "-o", str(output), "--overwrite", *how]) == 0
+    assert "WARNING" not in capsys.readouterr().out
+
+
+def test_a_table_of_neither_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "x.csv"
+    table.write_text("a,b\n1,2\n")
+    assert main(["fit", str(table), "-o", str(tmp_path / "x.yaml"), "--gpu", "h100"]) == 2
+    assert "has neither the columns of an engine's rates" in capsys.readouterr().err
+
+
+def test_a_unit_is_not_suggested_for_one_of_rows_that_are_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rates.csv"
+    table.write_text("k,batch,tpot_ms,acceptance_length\n0,1,30000,\n3,1,29000,2.29\n")
+    how = ["--gpu", "l4", "--model", "llama-3.1-70b", "--drafter", "eagle3"]
+    assert main(["fit", str(table), "-o", str(tmp_path / "x.yaml"), *how]) == 2
+    error = capsys.readouterr().err
+    assert "rates.csv:2: 30,000 ms a token is more than" in error
+    assert "1 of 2 rows" not in error

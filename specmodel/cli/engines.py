@@ -17,6 +17,8 @@ from specmodel.cli.output import Out, Table, to_json
 from specmodel.cli.parsing import optional, parse_counts, parse_whole
 from specmodel.drafters import Drafter
 from specmodel.engine_fitting import (
+    HOST_SPREAD,
+    KERNEL_SPREAD,
     EngineFit,
     Observation,
     StepLimits,
@@ -53,6 +55,9 @@ _UNITS: tuple[tuple[str, Callable[[Floats, Floats], Floats]], ...] = (
     ("tokens per second of the batch", lambda value, batch: batch / value),
 )
 """What a column of milliseconds may hold by mistake, and the seconds a token it then means."""
+
+_FAR = 3.0  # standard deviations from the preset, from which on a fitted value is doubted
+_ALIKE = 3.0  # times: rows that are no further apart are in one unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,6 +111,11 @@ def rates_text(table: str) -> str | None:
         return text
     if not path.is_file():
         raise DomainError(f"{table}: a pipe can only hold a table of rates (k, batch, tpot_ms)")
+    if "operator" not in names:
+        raise DomainError(
+            f"{table}: has neither the columns of an engine's rates (k, batch, tpot_ms) nor those "
+            f"of a measurement table (operator, ..., seconds); it has {brief(', '.join(head))}"
+        )
     return None
 
 
@@ -146,20 +156,26 @@ def fit_rates(table: str, text: str, form: str, options: dict[str, Any]) -> str:
     base = load_engine(options["engine"] or _START)
     rows = read_rates(text, table)
     how = Execution(tp=tp, kv_reread=base.kv_reread)
-    _check_plausible(rows, device, target, drafter, context, how)
+    limits = step_limits(
+        device, target, drafter, B=rows.batch, k=rows.k, L=float(context), execution=how
+    )
+    _check_plausible(rows, limits, device, target)
     seen = _observations(rows, device, target, drafter, context, how)
     found = fit_engine(base, list(seen.values()))
     name = file.stem
+    warnings = _warnings(rows, limits, base, found)
     engine = replace(
         found.engine,
         name=name,
         title=f"{name} (from {base.title})",
         unknown=frozenset(),
-        studies={Path(table).name: f"{Path(table).name}, {len(rows.at)} rows"},
+        studies={
+            Path(table).name: "; ".join([f"{Path(table).name}, {len(rows.at)} rows", *warnings])
+        },
     )
     write_text(file, engine_yaml(engine))
     before, after = (_tpot(rows, seen, one) for one in (base, engine))
-    return _text(engine, base, found, rows, before, after, form)
+    return _text(engine, base, found, rows, before, after, warnings, form)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -223,12 +239,7 @@ _COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 def _check_plausible(
-    rows: _Rates,
-    device: Device,
-    target: Architecture,
-    drafter: Drafter,
-    context: int,
-    how: Execution,
+    rows: _Rates, limits: StepLimits, device: Device, target: Architecture
 ) -> None:
     """Refuse times that no engine takes, which are mostly times in another unit.
 
@@ -237,9 +248,6 @@ def _check_plausible(
     DomainError
         When a row's step or round is shorter or longer than `step_limits`.
     """
-    limits = step_limits(
-        device, target, drafter, B=rows.batch, k=rows.k, L=float(context), execution=how
-    )
     step = rows.tpot * rows.G
     if (held := limits.hold(step)).all():
         return
@@ -262,6 +270,25 @@ def _check_plausible(
     raise DomainError(f"{rows.at[first]}: {took} {broken}: {_likely(rows, limits, held)}")
 
 
+def _warnings(rows: _Rates, limits: StepLimits, base: Engine, found: EngineFit) -> tuple[str, ...]:
+    """Return what is hard to believe of a fit, and its likely causes."""
+    far = []
+    for name in found.told:
+        spread = KERNEL_SPREAD if name == "kernels" else HOST_SPREAD
+        factor = getattr(found.engine, name) / getattr(base, name)
+        if abs(np.log(factor)) > _FAR * spread:
+            far.append(f"{name.replace('_', ' ')} is {factor:.3g} times the preset's")
+    if not far:
+        return ()
+    step = {n: limits.likely(f(rows.tpot * 1e3, rows.batch) * rows.G) for n, f in _UNITS}
+    rates = [name for name in list(step)[3:] if step[name].all()]
+    first = f"tpot_ms may hold {' or '.join(rates)}, " if rates else ""
+    return (
+        f"WARNING: {'; '.join(far)}: {first}the rows may be of another model, device, tp, context "
+        "or number of sequences, or the engine is eager or at fault",
+    )
+
+
 def _ms(seconds: float) -> str:
     value = seconds * 1e3
     return f"{value:,.0f} ms" if value >= 1e3 else f"{value:.3g} ms"
@@ -275,7 +302,10 @@ def _likely(rows: _Rates, limits: StepLimits, held: NDArray[np.bool_]) -> str:
     }
     if units := [name for name, good in plausible.items() if good.all()]:
         return f"tpot_ms seems to be in {' or '.join(units)}"
-    if units := [name for name, good in plausible.items() if good[~held].all()]:
+    units = [name for name, good in plausible.items() if good[~held].all()]
+    least, most = rows.tpot[~held].min() / _ALIKE, rows.tpot[~held].max() * _ALIKE
+    alike = held & (rows.tpot >= least) & (rows.tpot <= most)
+    if units and not alike.any():  # rows of the same size would be in the same unit
         some = f"{(~held).sum()} of {held.size} rows"
         return f"tpot_ms seems to be in {' or '.join(units)} in {some}"
     return (
@@ -329,6 +359,7 @@ def _text(
     rows: _Rates,
     before: Floats,
     after: Floats,
+    warnings: tuple[str, ...],
     form: str,
 ) -> str:
     each = list(zip(rows.k, rows.batch, rows.tpot, before, after, strict=True))
@@ -337,6 +368,7 @@ def _text(
         return to_json(
             {
                 "engine": engine.name,
+                "warnings": list(warnings),
                 "values": {
                     name: {"value": getattr(engine, name), "told": told}
                     for name, told in found.told.items()
@@ -349,6 +381,8 @@ def _text(
         )
     out = Out()
     out.line(f"{engine.title}")
+    for warning in warnings:
+        out.line(warning)
     order = ["value", "fitted", "decided by your rows", "before"]
     table = Table("value", "before", "fitted", "decided by your rows", order=order)
     for name, told in found.told.items():
