@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -515,8 +515,14 @@ class _Tree(Drafter):
 
     def __post_init__(self) -> None:
         checked_drafter(self.drafter)
-        for name in ("host_time", "tp", "device", "link", "overlapped"):
-            self._set(name, getattr(self.drafter, name))
+        for each in fields(Drafter):
+            own, inner = getattr(self, each.name), getattr(self.drafter, each.name)
+            if each.default not in (own, inner) and own != inner:
+                raise DomainError(
+                    f"{each.name} is given twice: {brief(own)} of the tree, {brief(inner)} of what "
+                    "drafts it"
+                )
+            self._set(each.name, inner if own == each.default else own)
         Drafter.__post_init__(self)
 
     @property

@@ -24,7 +24,15 @@ from scipy.optimize import brentq
 from specmodel.acceptance import alpha_for_tokens, expected_tokens
 from specmodel.architectures import Architecture
 from specmodel.drafters import Drafter, NGram
-from specmodel.errors import DomainError, real_array, unwrap, whole_array
+from specmodel.errors import (
+    DomainError,
+    UnknownNameError,
+    brief,
+    did_you_mean,
+    real_array,
+    unwrap,
+    whole_array,
+)
 from specmodel.hardware import Device
 from specmodel.overheads import Engine
 from specmodel.roofline import Execution, pass_time
@@ -392,16 +400,29 @@ def served(
 
 
 def load_requests(dataset: str | None) -> Requests:
-    """Return a dataset's requests by any of its names; of an unknown one, typical ones.
+    """Return a dataset's requests by any of its names.
+
+    Parameters
+    ----------
+    dataset : str or None
+        A name; None: typical requests, mixed chat.
+
+    Raises
+    ------
+    UnknownNameError
+        When no requests of such a dataset ship.
 
     Examples
     --------
-    >>> load_requests("CNN/DM").name, load_requests("somebody's prompts").name
+    >>> load_requests("CNN/DM").name, load_requests(None).name
     ('cnn', 'sharegpt')
     """
     known = _shipped()
-    text = (dataset or "").strip().lower()
-    return known.get(text.split(" (")[0], known[TYPICAL])
+    if dataset is None:
+        return known[TYPICAL]
+    if (name := dataset.strip().lower().split(" (")[0]) not in known:
+        raise UnknownNameError(f"unknown dataset {brief(dataset)}{did_you_mean(name, known)}")
+    return known[name]
 
 
 def known_dataset(dataset: str | None) -> bool:

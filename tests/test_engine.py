@@ -488,7 +488,7 @@ def test_a_head_beside_a_tied_table(folder: Path) -> None:
 
 
 def test_files_that_cannot_be_read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(CheckpointError, match="no such file or folder"):
+    with pytest.raises(CheckpointError, match="no such file"):
         load(folder / "absent")
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()

@@ -296,7 +296,7 @@ def test_an_moe_loses_at_batch_1(
     head = sm.Eagle3()
     drafter = head if topk == 1 else DynamicTree(head, topk=topk, nodes=nodes)
     how = sm.Execution(tp=2, expert_overlap=0.1)
-    case = served(h100, qwen_moe, drafter, load_requests("MT-Bench"), B=1, k=k, execution=how)
+    case = served(h100, qwen_moe, drafter, load_requests(None), B=1, k=k, execution=how)
     law = case.accepted_to(G)
     assert case.speedup(None, law) > 1
     assert (case.speedup(sglang_without("SpecForge"), law) < 1) == (measured < 1)
@@ -313,7 +313,7 @@ def test_an_moe_gains_at_every_concurrency_where_dense_models_gain_less_and_less
 
     def over_concurrency(name: str) -> np.ndarray:
         target, how = sm.load_model(name), sm.Execution(expert_overlap=0.1)
-        drafter, requests = BlockDiffusion(block_head(target)), load_requests("HumanEval")
+        drafter, requests = BlockDiffusion(block_head(target)), load_requests(None)
         cases = [
             served(b200, target, drafter, requests, B=B, k=15, execution=how)
             for B in (1, 4, 8, 16, 32)

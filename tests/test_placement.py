@@ -10,6 +10,7 @@ import pytest
 
 import specmodel as sm
 from specmodel.cli import main
+from specmodel.drafters import DynamicTree
 from specmodel.hardware import Link
 from specmodel.memory import devices_needed, memory
 from specmodel.report import Setup, headline, predict
@@ -276,3 +277,12 @@ def test_a_drafter_on_a_device_of_its_own_that_fits() -> None:
     (shared,) = predict(replace(setup, drafter=sm.DraftModel(SMALL))).points
     assert (shared["draft_memory_bytes"], shared["draft_memory_capacity"]) == (None, None)
     assert shared["memory_bytes"] > point["memory_bytes"]
+
+
+def test_a_tree_keeps_where_it_is_placed() -> None:
+    """Its own placement, or that of what drafts it; both only where they agree."""
+    assert DynamicTree(sm.Eagle3(), topk=4, nodes=10, tp=2).tp == 2
+    assert DynamicTree(sm.Eagle3(tp=2), topk=4, nodes=10).tp == 2
+    assert replace(DynamicTree(sm.Eagle3(tp=2), topk=4, nodes=10), topk=5).tp == 2
+    with pytest.raises(sm.DomainError, match="tp is given twice: 4 of the tree, 2 of what drafts"):
+        DynamicTree(sm.Eagle3(tp=2), topk=4, nodes=10, tp=4)

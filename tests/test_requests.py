@@ -346,10 +346,10 @@ def test_datasets_by_every_alias(alias: str, name: str) -> None:
         assert load_requests(text).name == name
 
 
-def test_an_unknown_dataset_is_typical_and_known_to_be() -> None:
+def test_no_dataset_is_typical_and_known_to_be() -> None:
     for text in (None, "", "somebody's prompts"):
         assert not known_dataset(text)
-        assert load_requests(text) is load_requests(TYPICAL)
+    assert load_requests(None) is load_requests(TYPICAL)
 
 
 @pytest.mark.parametrize("name", list(RECORD["datasets"]))
@@ -372,3 +372,9 @@ def test_requests_that_ship(name: str) -> None:
     row = RECORD["datasets"][name]["kinds"][0]
     assert one.head[0].tolist() == row[4 : 4 + ks]
     assert one.lookup[0].tolist() == row[4 + ks :]
+
+
+@pytest.mark.parametrize("dataset", ["HumanEval", "", "gsm9k"])
+def test_an_unknown_dataset_is_not_answered_with_another(dataset: str) -> None:
+    with pytest.raises(sm.ProfileError, match=f"unknown dataset '{dataset}'"):
+        load_requests(dataset)

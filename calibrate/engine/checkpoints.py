@@ -60,8 +60,7 @@ def load(
     file = Path(path)
     if file.is_dir():
         return _load_folder(file, dtype, device, tokenizer)
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no such file or folder")
+    check_input(file, fault=CheckpointError)
     if file.suffix in _PICKLES:
         raise CheckpointError(f"{file}: pickles can run code and are never opened")
     if file.suffix != ".gguf":
