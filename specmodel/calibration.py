@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specmodel.errors import DomainError, ProfileError, brief, did_you_mean
-from specmodel.fields import is_number
+from specmodel.errors import DomainError, brief
+from specmodel.fields import Fields, is_number
 from specmodel.forms import Features, Floats, Form, Rates, form_named
 
 SCHEMA = 1
@@ -251,179 +251,139 @@ def log_gradient(
 # -- reading -------------------------------------------------------------------------------------
 
 
-def calibration(record: Any, where: str) -> Calibration:
+def calibration(keys: Fields) -> Calibration:
     """Return the calibration in a device file's block.
 
     Raises
     ------
     ProfileError
-        As ``where: key``, when the block is not as `Calibration.record` writes it.
+        As ``path: key``, when the block is not as `Calibration.record` writes it.
     """
-    keys = {"schema", "source", "operators", "uncalibrated", "passes", "notes"}
-    _check_keys(record, keys, where, required={"schema", "operators"})
-    if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
-        raise ProfileError(f"{where}: schema: must be {SCHEMA}; got {brief(record['schema'])}")
+    keys.refuse_unknown(("schema", "source", "operators", "uncalibrated", "passes", "notes"))
+    keys.version(SCHEMA)
+    blocks = keys.mapping("operators")
+    blocks.refuse_unknown(OPERATORS)
     operators: dict[str, dict[str, FittedOperator]] = {}
-    _check_keys(record["operators"], set(OPERATORS), f"{where}: operators")
-    for kind, by_dtype in record["operators"].items():
-        at = f"{where}: operators: {kind}"
-        if not isinstance(by_dtype, dict) or not by_dtype:
-            raise ProfileError(f"{at}: must be a mapping by dtype; got {brief(by_dtype)}")
+    for kind in blocks.values:
+        by_dtype = blocks.mapping(kind)
+        if not by_dtype.values:
+            raise blocks.error(kind, "must be a mapping by dtype; got {}")
         operators[kind] = {
-            dtype: fitted_operator(fit, f"{at}: {dtype}", kind) for dtype, fit in by_dtype.items()
+            dtype: _fitted(by_dtype.mapping(dtype), kind) for dtype in by_dtype.values
         }
-    source = record.get("source", {})
-    if not isinstance(source, dict):
-        raise ProfileError(f"{where}: source: must be a mapping; got {brief(source)}")
+    source = keys.mapping("source", {})
     return Calibration(
         operators=operators,
-        uncalibrated=_texts(record, "uncalibrated", where),
-        passes=_departure(record["passes"], f"{where}: passes") if "passes" in record else None,
-        source={key: str(value) for key, value in source.items()},
-        notes=_texts(record, "notes", where),
+        uncalibrated=keys.text_list("uncalibrated"),
+        passes=_departure(keys.mapping("passes")) if "passes" in keys.values else None,
+        source={key: str(value) for key, value in source.values.items()},
+        notes=keys.text_list("notes"),
     )
 
 
-def _departure(record: Any, where: str) -> Departure:
-    keys = {"n", "bias", "residual", "shared"}
-    _check_keys(record, keys, where, required=keys)
-    shared = _number(record["shared"], f"{where}: shared", low=0.0)
-    if shared > 1:
-        raise ProfileError(f"{where}: shared: must be at most 1; got {shared:g}")
+def _departure(keys: Fields) -> Departure:
+    keys.refuse_unknown(("n", "bias", "residual", "shared"))
     return Departure(
-        n=_count(record["n"], f"{where}: n"),
-        bias=_number(record["bias"], f"{where}: bias"),
-        residual=_number(record["residual"], f"{where}: residual", low=0.0),
-        shared=shared,
+        n=keys.whole("n", high=_MOST),
+        bias=keys.number("bias"),
+        residual=keys.number("residual", low=0.0),
+        shared=keys.number("shared", low=0.0, high=1.0),
     )
 
 
-def fitted_operator(record: Any, where: str, kind: str) -> FittedOperator:
-    """Return one operator's fit from its block.
-
-    Raises
-    ------
-    ProfileError
-        As ``where: key``.
-    """
-    required = {"form", "n", "parameters", "covariance", "residual", "shared", "in_sample"}
-    _check_keys(record, required | {"held_out", "ranges"}, where, required=required)
+def _fitted(keys: Fields, kind: str) -> FittedOperator:
+    """Return one operator's fit from its block."""
+    keys.refuse_unknown(_FITTED)
+    for key in _FITTED[:-2]:
+        keys.raw(key)
     try:
-        form = form_named(record["form"])
-    except (DomainError, TypeError) as error:
-        raise ProfileError(f"{where}: form: {error}") from None
+        form = form_named(keys.text("form"))
+    except DomainError as error:
+        raise keys.error("form", str(error)) from None
     if form.operator != kind:
-        raise ProfileError(f"{where}: form: {form.name} is of {form.operator}")
-    values, errors, pinned = _parameters(form, record["parameters"], f"{where}: parameters")
-    names, matrix = _covariance(record["covariance"], f"{where}: covariance")
+        raise keys.error("form", f"{form.name} is of {form.operator}")
+    values, errors, pinned = _parameters(form, keys.mapping("parameters"))
+    names, matrix = _covariance(keys.mapping("covariance"))
     if set(names) != set(errors):
-        raise ProfileError(f"{where}: covariance: names: must be those of the fitted parameters")
-    ranges = record.get("ranges", {})
-    _check_keys(ranges, set(ranges) if isinstance(ranges, dict) else set(), f"{where}: ranges")
-    held = record.get("held_out")
+        raise keys.error("covariance", "names: must be those of the fitted parameters")
+    ranges = keys.mapping("ranges", {})
     return FittedOperator(
         form=form.name,
-        n=_count(record["n"], f"{where}: n"),
+        n=keys.whole("n", high=_MOST),
         values=values,
         errors=errors,
         pinned=pinned,
         names=names,
         covariance=matrix,
-        residual=_number(record["residual"], f"{where}: residual", low=0.0),
-        shared=_number(record["shared"], f"{where}: shared", low=0.0),
-        in_sample=_errors(record["in_sample"], f"{where}: in_sample"),
-        held_out=None if held is None else _errors(held, f"{where}: held_out"),
-        ranges={key: _pair(pair, f"{where}: ranges: {key}") for key, pair in ranges.items()},
+        residual=keys.number("residual", low=0.0),
+        shared=keys.number("shared", low=0.0),
+        in_sample=_errors(keys.mapping("in_sample")),
+        held_out=_errors(keys.mapping("held_out")) if "held_out" in keys.values else None,
+        ranges={key: _pair(ranges, key) for key in ranges.values},
     )
 
 
+_FITTED = (
+    "form", "n", "parameters", "covariance", "residual", "shared", "in_sample", "held_out",
+    "ranges",
+)  # fmt: skip
+"""Keys of a fit; the last two may be absent."""
+
+_MOST = 10**12  # rows or passes
+
+
 def _parameters(
-    form: Form, record: Any, where: str
+    form: Form, keys: Fields
 ) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
-    _check_keys(record, set(form.names), where, required=set(form.names))
+    keys.refuse_unknown(form.names)
     values: dict[str, float] = {}
     errors: dict[str, float] = {}
     pinned: dict[str, str] = {}
     for parameter in form.parameters:
-        name, at = parameter.name, f"{where}: {parameter.name}"
-        entry = record[name]
-        _check_keys(entry, {"value", "unit", "error", "pinned"}, at, required={"value"})
-        if entry.get("unit", parameter.unit) != parameter.unit:
-            raise ProfileError(f"{at}: unit: must be {parameter.unit}; got {brief(entry['unit'])}")
-        values[name] = _number(entry["value"], f"{at}: value", low=0.0)
-        if ("error" in entry) == ("pinned" in entry):
-            raise ProfileError(f"{at}: must have either an error or the reason it is pinned")
-        if "error" in entry:
+        name = parameter.name
+        entry = keys.mapping(name)
+        entry.refuse_unknown(("value", "unit", "error", "pinned"))
+        if (unit := entry.raw("unit", parameter.unit)) != parameter.unit:
+            raise entry.error("unit", f"must be {parameter.unit}; got {brief(unit)}")
+        values[name] = entry.number("value", low=0.0)
+        if ("error" in entry.values) == ("pinned" in entry.values):
+            raise keys.error(name, "must have either an error or the reason it is pinned")
+        if "error" in entry.values:
             if values[name] == 0:
-                raise ProfileError(f"{at}: value: a fitted parameter must be > 0; got 0")
-            errors[name] = _number(entry["error"], f"{at}: error", low=0.0)
+                raise entry.error("value", "a fitted parameter must be > 0; got 0")
+            errors[name] = entry.number("error", low=0.0)
         else:
-            pinned[name] = str(entry["pinned"])
+            pinned[name] = str(entry.raw("pinned"))
     return values, errors, pinned
 
 
-def _covariance(record: Any, where: str) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
-    _check_keys(record, {"names", "log"}, where, required={"names", "log"})
-    names, rows = record["names"], record["log"]
-    if not isinstance(names, list) or not isinstance(rows, list) or len(rows) != len(names):
-        raise ProfileError(f"{where}: log: must be a square matrix over names")
-    matrix = []
+def _covariance(keys: Fields) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    keys.refuse_unknown(("names", "log"))
+    names, rows = keys.text_list("names"), keys.raw("log")
+    if not isinstance(rows, list) or len(rows) != len(names):
+        raise keys.error("log", "must be a square matrix over names")
     for row in rows:
         if not isinstance(row, list) or len(row) != len(names):
-            raise ProfileError(f"{where}: log: must be a square matrix over names")
-        matrix.append(tuple(_number(x, f"{where}: log") for x in row))
+            raise keys.error("log", "must be a square matrix over names")
+        for value in row:
+            if not is_number(value):
+                raise keys.error("log", f"must be a number; got {brief(value)}")
     if names:
-        c = np.asarray(matrix)
+        c = np.asarray(rows, dtype=np.float64)
         slack = 1e-4 * np.abs(c).max()
         if not np.allclose(c, c.T, atol=slack) or np.linalg.eigvalsh(c).min() < -slack:
-            raise ProfileError(f"{where}: log: must be symmetric and positive semidefinite")
-    return tuple(str(name) for name in names), tuple(matrix)
+            raise keys.error("log", "must be symmetric and positive semidefinite")
+    return names, tuple(tuple(map(float, row)) for row in rows)
 
 
-def _errors(record: Any, where: str) -> Errors:
-    keys = {"n", *_FRACTIONS}
-    _check_keys(record, keys, where, required=keys)
-    fractions = {key: _number(record[key], f"{where}: {key}", low=0.0) for key in _FRACTIONS}
-    return Errors(n=_count(record["n"], f"{where}: n"), **fractions)
+def _errors(keys: Fields) -> Errors:
+    keys.refuse_unknown(("n", *_FRACTIONS))
+    fractions = {key: keys.number(key, low=0.0) for key in _FRACTIONS}
+    return Errors(n=keys.whole("n", high=_MOST), **fractions)
 
 
-def _pair(value: Any, where: str) -> tuple[float, float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ProfileError(f"{where}: must be two numbers; got {brief(value)}")
-    return _number(value[0], where), _number(value[1], where)
-
-
-def _texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
-    value = record.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ProfileError(f"{where}: {key}: must be a list of text; got {brief(value)}")
-    return tuple(value)
-
-
-def _count(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ProfileError(f"{where}: must be a whole number >= 1; got {brief(value)}")
-    return value
-
-
-def _number(value: Any, where: str, *, low: float = -np.inf) -> float:
-    if not is_number(value):
-        raise ProfileError(f"{where}: must be a number (as in 1.0e-06); got {brief(value)}")
-    if value < low:
-        raise ProfileError(f"{where}: must be >= {low:g}; got {value:g}")
-    return float(value)
-
-
-def _check_keys(
-    mapping: Any, known: set[str], where: str, *, required: set[str] | None = None
-) -> None:
-    if not isinstance(mapping, dict):
-        raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
-    for key in mapping:
-        if key not in known:
-            raise ProfileError(
-                f"{where}: {brief(key)[1:-1]}: unknown key{did_you_mean(key, known)}"
-            )
-    for key in sorted(required or ()):
-        if key not in mapping:
-            raise ProfileError(f"{where}: {key}: missing")
+def _pair(keys: Fields, key: str) -> tuple[float, float]:
+    values = keys.number_list(key)
+    if len(values) != 2:
+        raise keys.error(key, f"must be two numbers; got {brief(keys.raw(key))}")
+    return values[0], values[1]

@@ -81,7 +81,8 @@ class Fields:
         """Return a finite number from `low` to `high`; null is absent where there is a default."""
         value = self._stated(key, default)
         if not is_number(value):
-            raise self.error(key, f"must be a number; got {brief(value)}")
+            form = " (as in 3.35e+12)" if isinstance(value, str) else ""
+            raise self.error(key, f"must be a number{form}; got {brief(value)}")
         if not low <= value <= high:
             limits = f">= {low:g}" if math.isinf(high) else f"in [{low:g}, {high:g}]"
             raise self.error(key, f"must be {limits}{unit and ' ' + unit}; got {value:g}")
@@ -103,6 +104,27 @@ class Fields:
         value = self.raw(key, default)
         if not isinstance(value, str):
             raise self.error(key, f"must be a string; got {brief(value)}")
+        return value
+
+    def version(self, expected: int, key: str = "schema") -> None:
+        """Refuse a file of another version."""
+        value = self.raw(key)
+        if isinstance(value, bool) or value != expected or not isinstance(value, int):
+            raise self.error(key, f"must be {expected}; got {brief(value)}")
+
+    def text_list(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings, empty where the key is absent."""
+        value = self.raw(key, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.error(key, f"must be a list of text; got {brief(value)}")
+        return tuple(value)
+
+    def choice(self, key: str, known: Collection[str], default: Any = _MISSING) -> str:
+        """Return one of the known strings."""
+        value = self.raw(key, default)
+        if not isinstance(value, str) or value not in known:
+            hint = did_you_mean(value, known)
+            raise self.error(key, f"must be one of {', '.join(known)}; got {brief(value)}{hint}")
         return value
 
     def whole_list(self, key: str) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from specmodel.errors import (
     one_text,
     one_whole,
 )
-from specmodel.fields import is_number
+from specmodel.fields import Fields
 from specmodel.files import check_output, read_text, write_text
 from specmodel.forms import Rates
 from specmodel.plausible import check_plausible, check_together
@@ -48,10 +48,12 @@ _SCALARS = {
     "pcie_bandwidth": False,
     "board_power": False,
 }
-_TOP = {"schema", "name", "title", "vendor", "family", "sources", "datasheet"}
-_OPTIONAL = {"aliases", "status", "calibration"}
+_KEYS = (
+    "schema", "name", "title", "vendor", "family", "sources", "datasheet", "aliases", "status",
+    "calibration",
+)  # fmt: skip
 _STATUS = ("released", "announced")
-_VALUE = {"value", "quoted", "note", "source"}
+_VALUE = ("value", "quoted", "note", "source")
 _SCHEMA = 1
 _CITATION = re.compile(r"(.+?) \((.+), (\S+), read (\S+)\)", re.DOTALL)
 
@@ -252,10 +254,9 @@ def _shipped(name: str) -> Device:
     apart = profiles_folder() / "calibrations" / f"{name}.yaml"
     if not apart.is_file():
         return device
-    record = _parsed(apart)
-    _keys(record, {"calibration"}, str(apart))
-    found = calibration(record["calibration"], f"{apart}: calibration")
-    return replace(device, calibration=found)
+    keys = Fields(_parsed(apart), str(apart), fault=ProfileError)
+    keys.refuse_unknown(("calibration",))
+    return replace(device, calibration=calibration(keys.mapping("calibration")))
 
 
 @cache
@@ -371,103 +372,64 @@ def write_device(device: Device, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def _device(record: Any, where: str) -> Device:
-    _keys(record, _TOP | _OPTIONAL, where, optional=_OPTIONAL)
-    if record["schema"] != _SCHEMA or isinstance(record["schema"], bool):
-        raise ProfileError(f"{where}: schema: must be {_SCHEMA}; got {brief(record['schema'])}")
-    for key in ("name", "title", "vendor", "family"):
-        _text(record[key], f"{where}: {key}")
-    aliases = record.get("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
-        raise ProfileError(f"{where}: aliases: must be a list of text; got {brief(aliases)}")
-    status = record.get("status", "released")
-    if status not in _STATUS:
-        raise ProfileError(f"{where}: status: must be {' or '.join(_STATUS)}; got {brief(status)}")
-    titles = _titles(record["sources"], where)
-    sheet = record["datasheet"]
-    required = {"peak_flops"} | {key for key, needed in _SCALARS.items() if needed}
-    _keys(
-        sheet, {"peak_flops", *_SCALARS}, f"{where}: datasheet", optional=set(_SCALARS) - required
-    )
+    keys = Fields(record, where, fault=ProfileError)
+    keys.refuse_unknown(_KEYS)
+    keys.version(_SCHEMA)
+    titles = _titles(keys.mapping("sources"))
+    sheet = keys.mapping("datasheet")
+    sheet.refuse_unknown(("peak_flops", *_SCALARS))
+    for key, needed in _SCALARS.items():
+        if needed:
+            sheet.raw(key)
     sources: dict[str, str] = {}
 
-    def value(entry: Any, key: str) -> float:
-        number, source = _value(entry, titles, f"{where}: {key}")
-        quantity = key.partition(".")[0]
-        check_plausible(quantity, number, f"{where}: {key}: value", fault=ProfileError)
-        sources[key] = source
+    def value(entry: Fields, key: str) -> float:
+        entry.refuse_unknown(_VALUE)
+        number = entry.number("value")
+        check_plausible(key.partition(".")[0], number, f"{entry.where}: value", fault=ProfileError)
+        entry.text("note", "")
+        if (source := entry.text("source")) not in titles:
+            raise entry.error("source", f"{brief(source)} is not among the file's sources")
+        sources[key] = f"{entry.text('quoted')} ({titles[source]})"
         return number
 
-    rates = sheet["peak_flops"]
-    if not isinstance(rates, dict) or not rates:
-        raise ProfileError(f"{where}: peak_flops: must name at least one dtype; got {brief(rates)}")
-    for dtype in rates:
+    rates = sheet.mapping("peak_flops")
+    if not rates.values:
+        raise sheet.error("peak_flops", "must name at least one dtype; got {}")
+    for dtype in rates.values:
         if dtype not in _RATE_DTYPES:
             hint = did_you_mean(dtype, _RATE_DTYPES)
-            raise ProfileError(f"{where}: peak_flops: unknown dtype {brief(dtype)}{hint}")
-    scalars: dict[str, Any] = {key: value(sheet[key], key) for key in _SCALARS if key in sheet}
-    peaks = {dtype: value(entry, f"peak_flops.{dtype}") for dtype, entry in rates.items()}
-    bandwidth = scalars["memory_bandwidth"]
-    check_together(max(peaks.values()), bandwidth, where, fault=ProfileError)
+            raise sheet.error("peak_flops", f"unknown dtype {brief(dtype)}{hint}")
+    peaks = {dtype: value(rates.mapping(dtype), f"peak_flops.{dtype}") for dtype in rates.values}
+    scalars: dict[str, Any] = {
+        key: value(sheet.mapping(key), key) for key in _SCALARS if key in sheet.values
+    }
+    check_together(max(peaks.values()), scalars["memory_bandwidth"], where, fault=ProfileError)
     if (units := scalars.get("multiprocessors")) is not None:
         if units != int(units):
-            raise ProfileError(f"{where}: multiprocessors: must be a whole number; got {units:g}")
+            raise sheet.error("multiprocessors", f"must be a whole number; got {units:g}")
         scalars["multiprocessors"] = int(units)
     return Device(
-        **{key: record[key] for key in ("name", "title", "vendor", "family")},
-        aliases=tuple(aliases),
-        status=status,
+        name=keys.text("name"),
+        title=keys.text("title"),
+        vendor=keys.text("vendor"),
+        family=keys.text("family"),
+        aliases=keys.text_list("aliases"),
+        status=keys.choice("status", _STATUS, "released"),
         peak_flops=peaks,
         **scalars,
         sources=sources,
-        calibration=calibration(record["calibration"], f"{where}: calibration")
-        if "calibration" in record
+        calibration=calibration(keys.mapping("calibration"))
+        if "calibration" in keys.values
         else None,
     )
 
 
-def _titles(sources: Any, where: str) -> dict[str, str]:
-    if not isinstance(sources, dict):
-        raise ProfileError(f"{where}: sources: must be a mapping; got {brief(sources)}")
+def _titles(sources: Fields) -> dict[str, str]:
+    """Return the citation of each source."""
     titles = {}
-    for key, source in sources.items():
-        _keys(source, {"title", "url", "read"}, f"{where}: sources: {key}")
-        for part in ("title", "url"):
-            _text(source[part], f"{where}: sources: {key}: {part}")
-        titles[key] = f"{source['title']}, {source['url']}, read {source['read']}"
+    for key in sources.values:
+        source = sources.mapping(key)
+        source.refuse_unknown(("title", "url", "read"))
+        titles[key] = f"{source.text('title')}, {source.text('url')}, read {source.raw('read')}"
     return titles
-
-
-def _value(entry: Any, titles: Mapping[str, str], where: str) -> tuple[float, str]:
-    _keys(entry, _VALUE, where, optional={"note"})
-    number = entry["value"]
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ProfileError(
-            f"{where}: value: must be a number (as in 3.35e+12); got {brief(number)}"
-        )
-    if not is_number(number):
-        raise ProfileError(f"{where}: value: must be finite; got {brief(number)}")
-    for part in ("quoted", "source", *(["note"] if "note" in entry else [])):
-        _text(entry[part], f"{where}: {part}")
-    if entry["source"] not in titles:
-        raise ProfileError(
-            f"{where}: source: {brief(entry['source'])} is not among the file's sources"
-        )
-    return float(number), f"{entry['quoted']} ({titles[entry['source']]})"
-
-
-def _text(value: Any, where: str) -> None:
-    if not isinstance(value, str):
-        raise ProfileError(f"{where}: must be text; got {brief(value)}")
-
-
-def _keys(mapping: Any, known: set[str], where: str, *, optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    if not isinstance(mapping, dict):
-        raise ProfileError(f"{where}: must be a mapping; got {brief(mapping)}")
-    for key in mapping:
-        if key not in known:
-            raise ProfileError(
-                f"{where}: {brief(key)[1:-1]}: unknown key{did_you_mean(key, known)}"
-            )
-    for key in sorted(known - optional):
-        if key not in mapping:
-            raise ProfileError(f"{where}: {key}: missing")

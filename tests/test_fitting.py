@@ -16,6 +16,7 @@ import specmodel as sm
 from specmodel.calibration import Calibration, FittedOperator, calibration
 from specmodel.cli.main import cli, main
 from specmodel.errors import FitError, ProfileError
+from specmodel.fields import Fields
 from specmodel.fitting import Measured, fit_operator, fit_table, predictive_interval
 from specmodel.forms import (
     ALL_REDUCE,
@@ -382,7 +383,7 @@ def test_bad_blocks_are_named(path: list[str], value: object, message: str) -> N
         inner = inner[key]  # type: ignore[assignment]
     inner[path[-1]] = value
     with pytest.raises(ProfileError, match=message) as caught:
-        calibration(block, "file: calibration")
+        calibration(Fields(block, "file: calibration", fault=ProfileError))
     assert str(caught.value).startswith("file: calibration")
 
 
