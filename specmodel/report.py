@@ -439,7 +439,10 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
     # where the answer is off, the break-evens and reasons are of the best k >= 1
     on = k or (int(np.argmax(S[1:])) + 1 if S.size > 1 and setup.k is None else 1)
     times = setup.round(batch, context, k)
-    used = setup.memory(k, context)
+    drafting = setup.memory(on, context)
+    # a drafter on a device that cannot hold it makes the deployment impossible, off or not
+    impossible = not drafting.draft_fits(1)
+    used = drafting if impossible and setup.k != 0 else setup.memory(k, context)
     point = {
         "batch": batch,
         "context": context,
@@ -457,7 +460,7 @@ def _point(setup: Setup, batch: int, context: int) -> tuple[dict[str, Any], str]
         **_on_the_drafters_device(used, batch),
         "max_batch": int(used.max_batch),
         "fits": bool(used.fits(batch)),
-        "drafter_fits": bool(setup.memory(on, context).fits(batch)),
+        "drafter_fits": bool(drafting.fits(batch)),
         "devices_needed": setup.devices_needed(batch, context, k),
         "speedup_by_k": [float(s) for s in S],
         "time_shares": _shares(times),

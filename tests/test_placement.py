@@ -217,6 +217,9 @@ def test_a_drafter_that_its_own_device_cannot_hold(capsys: pytest.CaptureFixture
     assert answer["max_batch_with_drafter"] == 0
     assert answer["schedule"] == [[1, 201, 0]]
     assert any("needs 152 of 0.23 GB at batch 1, context 32768" in n for n in found["warnings"])
+    assert main([*FULL, "--format", "json"]) == 0  # off is best, and the drafter does not fit
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["k"], point["fits"], point["drafter_fits"]) == (0, False, False)
     assert main(FULL) == 0
     out = capsys.readouterr().out
     assert "not one sequence fits: the drafter needs 152 GB on Groq LPU" in out
