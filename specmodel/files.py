@@ -36,8 +36,6 @@ _MARKS = (
     (b"\xfe\xff", "utf-16-be"),
 )
 _DELIMITERS = ",;\t|"
-_NAMES_DELIMITER = re.compile(r"\"?sep=([,;\t|])\"?")
-_NAME = re.compile(r"\"?[\w .()/%-]+\"?")
 
 Fault = Callable[[str], SpecmodelError]
 """Makes the error that a reader raises, from its text."""
@@ -165,25 +163,18 @@ def csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a table that hold anything, each with the line it ends on.
 
-    Cells are divided by what makes names of the first line: commas, or else semicolons, tabs, bars.
-    Lines before it that are empty, begin with #, or name the delimiter (``sep=;``) are left out.
+    Lines that start with ``#`` before the header are left out. A first line ``sep=X`` names the
+    character between cells; without one it is the comma, semicolon, tab or bar that divides the
+    header and the first row into most named columns, the comma where several do.
 
     Raises
     ------
     SpecmodelError
         `fault`, as ``path: line N: what is wrong``.
     """
-    start, delimiter, line = 0, "", ""
-    while start < len(text):  # remarks, and the line with which a spreadsheet names its delimiter
-        line = text[start : text.find("\n", start) + 1 or None]
-        if (named := _NAMES_DELIMITER.fullmatch(line.strip())) is not None:
-            delimiter = named[1]
-        elif line.strip() and not line.startswith("#"):
-            break
-        start += len(line)
-    skipped = text.count("\n", 0, start)
-    delimiter = delimiter or next((d for d in _DELIMITERS if _columns(line, d) > 1), ",")
-    reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter)
+    file = io.StringIO(text, newline="")
+    before, delimiter = _to_header(file)
+    reader = csv.reader(file, delimiter=delimiter)
     while True:
         try:
             row = next(reader, None)
@@ -193,16 +184,42 @@ def csv_rows(
                 if "field limit" in str(error)
                 else error
             )
-            raise fault(f"{where}: line {skipped + reader.line_num}: {why}") from None
+            raise fault(f"{where}: line {before + reader.line_num}: {why}") from None
         if row is None:
             return
         if any(cell.strip() for cell in row):
-            yield skipped + reader.line_num, row
+            yield before + reader.line_num, row
 
 
-def _columns(line: str, delimiter: str) -> int:
-    """Return into how many names a first line divides."""
-    return sum(bool(_NAME.fullmatch(cell.strip())) for cell in line.split(delimiter))
+_BLANK = f"{_DELIMITERS} \n"
+_SEPARATOR = re.compile(rf'"?sep=([^\w\s"]|\t)"?[{_BLANK}]*', re.IGNORECASE)
+_NAME = re.compile(rf"[^\W\d][^{_DELIMITERS}]*")
+
+
+def _to_header(file: io.StringIO) -> tuple[int, str]:
+    """Go to the header of a table; return how many lines are before it, and the delimiter."""
+    before, stated = 0, ""
+    while True:
+        start = file.tell()
+        line = file.readline()
+        if before == 0 and (separator := _SEPARATOR.fullmatch(line)):
+            stated = separator[1]
+        elif not line or (line.strip(_BLANK) and not line.lstrip(' "').startswith("#")):
+            break
+        before += 1
+    row = next((below for below in file if below.strip(_BLANK)), None)
+    file.seek(start)
+    return before, stated or max(_DELIMITERS, key=lambda one: _columns(line, row, one))
+
+
+def _columns(header: str, row: str | None, delimiter: str) -> int:
+    """Return how many named columns a delimiter makes of a header, at most a row's or 2."""
+    try:
+        cells = next(csv.reader([header], delimiter=delimiter), [])
+    except csv.Error:  # the reader of the whole table says what is wrong
+        return 0
+    named = sum(_NAME.fullmatch(cell.strip()) is not None for cell in cells)
+    return min(named, 2 if row is None else row.count(delimiter) + 1)
 
 
 def csv_records(

@@ -448,12 +448,12 @@ def _studies(sources: Fields) -> dict[str, str]:
     return found
 
 
-_SLOWEST = {"step": 0.2, "round": 0.2, "lookup": 0.2, "head_pass": 0.1, "draft_pass": 0.1}
+_SLOWEST = {"step": 0.2, "round": 0.2, "lookup": 0.2, "head_pass": 0.2, "draft_pass": 0.2}
 _SLOWEST |= {"draft_layer": 0.02, "eager_layer": 0.02, "round_row": 1e-3}
 _SLOWEST |= dict.fromkeys(("step_sequence", "pass_sequence", "lookup_sequence"), 2e-3)
 """No engine takes as long; what does is in milliseconds. [s]"""
 
-_LIMITS = {
+LIMITS = {
     **{name: (0.0, slowest, "s") for name, slowest in _SLOWEST.items()},
     "kernels": (0.01, 100.0, ""),
     "captured_rows": (0.0, 1e9, ""),
@@ -461,7 +461,7 @@ _LIMITS = {
     "max_running_speculating": (1.0, 1e9, ""),
     "kv_reread": (0.0, 1.0, ""),
 }
-"""Lowest and highest of each value of a file, and its unit."""
+"""Lowest and highest of each value that an engine file may hold, and its unit."""
 
 
 def _numbers(keys: Fields, known: tuple[str, ...]) -> dict[str, float]:
@@ -469,7 +469,7 @@ def _numbers(keys: Fields, known: tuple[str, ...]) -> dict[str, float]:
     values = {}
     for name in known:
         if name in keys.values:
-            low, high, unit = _LIMITS[name]
+            low, high, unit = LIMITS[name]
             values[name] = keys.number(name, low=low)
             if values[name] > high:
                 hint = " (is it in milliseconds?)" if unit == "s" else ""

@@ -81,6 +81,35 @@ def test_what_stands_before_the_names(text: str, rows: list[tuple[int, list[str]
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("sep=;\nk;b\n1;2\n", 3),
+        ('"sep=\t"\nk\tb\n1\t2\n', 3),
+        ("sep=\t\nk\tb\n1\t2\n", 3),
+        ("SEP=^;;\nk^b\n1^2\n", 3),
+        ("# by hand; on Monday; twice\nk,b\n1,2\n", 3),
+        ('"# a, b"\n\n#\nk;b\n\n1;2\n', 6),
+        (";;;\nk;b\n1;2\n", 3),
+        ('k,b,"a;b;c;d"\n1,2,\n', 2),
+        ("k, b, a;b;c;d;e\n1,2,\n", 2),
+        ("k;b;c;note (device, driver, date)\n1;2;7,07;x\n", 2),
+        ("k;b;c [-]\n1;2;3\n", 2),
+        ("k;b;c\n1;2;7,07\n", 2),
+    ],
+)
+def test_what_spreadsheets_and_people_write_above_a_header(text: str, line: int) -> None:
+    ((where, row),) = csv_records(text, "x", ["k", "b"])
+    assert (where, row["k"], row["b"]) == (f"x:{line}", "1", "2")
+
+
+def test_lines_are_counted_from_the_top_of_the_file() -> None:
+    with pytest.raises(sm.DomainError, match="x: line 4: a cell of more than 131,072 characters"):
+        list(csv_rows("sep=;\n# note\na;b\n" + "9" * 140_000, "x"))
+    assert list(csv_rows("# only\n", "x")) == []
+    assert list(csv_rows("a,b\n# 1,2\n", "x")) == [(1, ["a", "b"]), (2, ["# 1", "2"])]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,b\n1,2,3\n", "x:2: more cells than columns"),

@@ -19,6 +19,7 @@ from specmodel.drafters import Drafter
 from specmodel.engine_fitting import (
     HOST_SPREAD,
     KERNEL_SPREAD,
+    ROW_SPREAD,
     EngineFit,
     Observation,
     StepLimits,
@@ -28,7 +29,7 @@ from specmodel.engine_fitting import (
 from specmodel.errors import DomainError, brief
 from specmodel.files import check_output, csv_records, csv_rows, read_text, write_text
 from specmodel.hardware import Device, load_device
-from specmodel.overheads import Engine, engine_yaml, load_engine
+from specmodel.overheads import LIMITS, Engine, engine_yaml, load_engine
 from specmodel.published import is_published
 from specmodel.requests import Requests, served
 from specmodel.roofline import Execution
@@ -55,7 +56,9 @@ _UNITS: tuple[tuple[str, Callable[[Floats, Floats], Floats]], ...] = (
     ("tokens per second of the batch", lambda value, batch: batch / value),
 )
 """What a column of milliseconds may hold by mistake, and the seconds a token it then means."""
+_RATES = _UNITS[3:]
 
+_MISSED = 10.0  # times `ROW_SPREAD`, from which on a row is not fitted
 _FAR = 3.0  # standard deviations from the preset, from which on a fitted value is doubted
 _ALIKE = 3.0  # times: rows that are no further apart are in one unit
 
@@ -162,16 +165,17 @@ def fit_rates(table: str, text: str, form: str, options: dict[str, Any]) -> str:
     _check_plausible(rows, limits, device, target)
     seen = _observations(rows, device, target, drafter, context, how)
     found = fit_engine(base, list(seen.values()))
-    name = file.stem
-    warnings = _warnings(rows, limits, base, found)
+    name, source = file.stem, Path(table).name
+    doubts = _doubts(rows, seen, base, found)
+    causes = _causes(rows, limits, seen, base) if doubts else ""
+    _check_limits(found, table, causes)
+    warnings = [f"WARNING: {'; '.join(doubts)}. {causes}"] * bool(doubts)
     engine = replace(
         found.engine,
         name=name,
         title=f"{name} (from {base.title})",
         unknown=frozenset(),
-        studies={
-            Path(table).name: "; ".join([f"{Path(table).name}, {len(rows.at)} rows", *warnings])
-        },
+        studies={source: "; ".join([f"{source}, {_count(len(rows.at), 'row')}", *warnings])},
     )
     write_text(file, engine_yaml(engine))
     before, after = (_tpot(rows, seen, one) for one in (base, engine))
@@ -270,23 +274,76 @@ def _check_plausible(
     raise DomainError(f"{rows.at[first]}: {took} {broken}: {_likely(rows, limits, held)}")
 
 
-def _warnings(rows: _Rates, limits: StepLimits, base: Engine, found: EngineFit) -> tuple[str, ...]:
-    """Return what is hard to believe of a fit, and its likely causes."""
-    far = []
+def _doubts(
+    rows: _Rates, seen: dict[bool, Observation], base: Engine, found: EngineFit
+) -> list[str]:
+    """Return which values the fit moved far from the preset's, and which rows it misses."""
+    doubts = []
     for name in found.told:
         spread = KERNEL_SPREAD if name == "kernels" else HOST_SPREAD
         factor = getattr(found.engine, name) / getattr(base, name)
         if abs(np.log(factor)) > _FAR * spread:
-            far.append(f"{name.replace('_', ' ')} is {factor:.3g} times the preset's")
-    if not far:
-        return ()
-    step = {n: limits.likely(f(rows.tpot * 1e3, rows.batch) * rows.G) for n, f in _UNITS}
-    rates = [name for name in list(step)[3:] if step[name].all()]
-    first = f"tpot_ms may hold {' or '.join(rates)}, " if rates else ""
+            doubts.append(f"{_value(found.engine, name)} is {factor:.3g} times the preset's")
+    fitted = _tpot(rows, seen, found.engine)
+    off = np.abs(np.log(fitted / rows.tpot))
+    if (missed := off > _MISSED * ROW_SPREAD).any():
+        worst = int(np.argmax(off))
+        line = rows.at[worst].rpartition(":")[2]
+        doubts.append(
+            f"the fit misses {missed.sum()} of {missed.size} rows by more than "
+            f"{np.expm1(_MISSED * ROW_SPREAD):.0%} (line {line}: {_ms(rows.tpot[worst])} a token, "
+            f"fitted {_ms(fitted[worst])})"
+        )
+    return doubts
+
+
+def _causes(rows: _Rates, limits: StepLimits, seen: dict[bool, Observation], base: Engine) -> str:
+    """Return what may have led a fit astray; rates first where they would fit without a doubt."""
+    units = []
+    for name, seconds in _RATES[: 1 if (rows.batch == 1).all() else 2]:
+        read = replace(rows, tpot=seconds(rows.tpot * 1e3, rows.batch))
+        if not limits.likely(read.tpot * read.G).all():
+            continue
+        again = {
+            drafted: replace(one, value=(read.batch / read.tpot)[(rows.k > 0) == drafted])
+            for drafted, one in seen.items()
+        }
+        if not _doubts(read, again, base, fit_engine(base, list(again.values()))):
+            units.append(name)
+    first = f"tpot_ms may hold {' or '.join(units)}: read so, the rows agree with the preset. "
     return (
-        f"WARNING: {'; '.join(far)}: {first}the rows may be of another model, device, tp, context "
-        "or number of sequences, or the engine is eager or at fault",
+        f"{first * bool(units)}Check that tpot_ms holds milliseconds, then --model, --gpu, --tp, "
+        "--context and the column batch; an eager or faulty engine is possible too"
     )
+
+
+def _value(engine: Engine, name: str) -> str:
+    """Return a value's name and, but for kernels, its time."""
+    label = name.replace("_", " ")
+    return label if name == "kernels" else f"{label} ({_ms(getattr(engine, name))})"
+
+
+def _check_limits(found: EngineFit, table: str, causes: str) -> None:
+    """Refuse values that `load_engine` would refuse in the file.
+
+    Raises
+    ------
+    DomainError
+        Names the first one.
+    """
+    for name in found.told:
+        value, (low, high, unit) = getattr(found.engine, name), LIMITS[name]
+        if not low <= value <= high:
+            scale, shown = (1e3, " ms") if unit else (1.0, "")
+            why = (
+                f"{table}: {name.replace('_', ' ')} would be {value * scale:.4g}{shown}, and an "
+                f"engine file takes {low * scale:g} to {high * scale:g}{shown}"
+            )
+            raise DomainError(". ".join([why, *[causes] * bool(causes)]))
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def _ms(seconds: float) -> str:
@@ -359,7 +416,7 @@ def _text(
     rows: _Rates,
     before: Floats,
     after: Floats,
-    warnings: tuple[str, ...],
+    warnings: list[str],
     form: str,
 ) -> str:
     each = list(zip(rows.k, rows.batch, rows.tpot, before, after, strict=True))
@@ -368,7 +425,7 @@ def _text(
         return to_json(
             {
                 "engine": engine.name,
-                "warnings": list(warnings),
+                "warnings": warnings,
                 "values": {
                     name: {"value": getattr(engine, name), "told": told}
                     for name, told in found.told.items()
