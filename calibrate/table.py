@@ -108,7 +108,7 @@ def check_row(row: Mapping[str, str], where: str) -> None:
 
     def require(holds: bool, column: str) -> None:
         if not holds:
-            raise ProfileError(f"{where}: {column}: cannot be {row.get(column)!r}")
+            raise ProfileError(f"{where}: {column}: cannot be {brief(row.get(column))}")
 
     if set(row) != set(COLUMNS) or None in row.values():
         raise ProfileError(f"{where}: must have the columns {', '.join(COLUMNS)}")

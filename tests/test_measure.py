@@ -307,7 +307,7 @@ def test_a_table_for_people(folder: Path, profile: str, capsys: pytest.CaptureFi
         (("--draft", "exit:9"), "within [0, 1]"),
         (("--draft", "exit:x"), "is not exit:N"),
         (("--draft", "sparse:4"), "is not exit:N"),
-        (("--draft", "nothing"), "no such file or folder"),
+        (("--draft", "nothing"), "no such file"),
         (("--draft", "OTHER"), "vocabulary of 40 tokens is not the target's of 50"),
         (("--draft", "ngram", "--batch", "5"), "needs as many prompts; there are 4"),
         (("--draft", "ngram", "--k", "0"), "k must be from 1"),
