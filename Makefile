@@ -1,19 +1,24 @@
 # Two commands do all the set-up on a machine with git, Python and make:
 #   make predict    the answer for an H100, in a virtual environment of its own
-#   make test       lint, types, import contract, tests, doctests, notebooks
+#   make test       lint, types, import contract, unit tests, doctests, the first notebook
+# make slow runs the slow tests and the other notebooks.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STEP := .ci/step
+FIRST_NOTEBOOK := notebooks/01_first_look.ipynb
+NOTEBOOK_TESTS = $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:cacheprovider -W default
 
 .NOTPARALLEL:
 
-.PHONY: predict test setup lint unit slow notebooks figures accuracy clean
+.PHONY: predict test setup lint unit first-notebook slow slow-tests notebooks figures accuracy clean
 
 predict: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100
 
-test: setup lint unit slow notebooks
+test: setup lint unit first-notebook
+
+slow: setup slow-tests notebooks
 
 setup:
 	@$(STEP) "set-up" 240 $(MAKE) --no-print-directory $(VENV)/.dev
@@ -31,11 +36,14 @@ lint-all:
 unit: $(VENV)/.dev
 	@$(STEP) "unit tests and doctests" 120 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
-slow: $(VENV)/.dev
+slow-tests: $(VENV)/.dev
 	@$(STEP) "slow tests" 900 $(BIN)/python -m pytest -q -m "slow and not gpu" tests
 
+first-notebook: $(VENV)/.dev
+	@$(STEP) "first notebook" 120 $(NOTEBOOK_TESTS) $(FIRST_NOTEBOOK)
+
 notebooks: $(VENV)/.dev
-	@$(STEP) "notebooks" 600 $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:cacheprovider -W default notebooks
+	@$(STEP) "other notebooks" 600 $(NOTEBOOK_TESTS) $(filter-out $(FIRST_NOTEBOOK),$(wildcard notebooks/*.ipynb))
 
 accuracy: $(VENV)/.runtime
 	$(BIN)/specmodel validate --plot docs/accuracy.png --report docs/accuracy.md

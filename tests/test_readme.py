@@ -115,3 +115,24 @@ def test_the_accuracy_page_is_what_validate_writes(tmp_path: Path) -> None:
         number.findall(ours), number.findall(theirs), strict=True
     ):
         assert float(ours_number) == pytest.approx(float(theirs_number), abs=0.2)
+
+
+def test_host_time_prefill_and_comparison_with_measurements_do_not_contradict_the_tool() -> None:
+    flat = " ".join(README.split())
+    assert "not modelled yet" not in flat
+    assert "not yet been compared" not in flat
+    assert "`predict` leaves prefill out" in flat
+    assert f"`validate` reads {page_rows()} published rows" in flat
+
+
+def page_rows() -> str:
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    return page.rsplit(", ", 1)[1].removesuffix(" rows.\n")
+
+
+def test_ci_runs_every_test_that_the_makefile_has() -> None:
+    assert "make test VENV" in (run := (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert "make slow VENV" in run
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "\ntest: setup lint unit first-notebook\n" in makefile
+    assert "\nslow: setup slow-tests notebooks\n" in makefile
