@@ -1,7 +1,7 @@
 # Two commands do all the set-up on a machine with git, Python and make:
 #   make predict    the answer for an H100, in a virtual environment of its own
 #   make test       lint, types, import contract, unit tests, doctests, the first notebook
-# make slow runs the slow tests and the other notebooks.
+# make slow runs the slow tests and the other notebooks, make docs builds the site into build/docs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ NOTEBOOK_TESTS = $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:
 
 .NOTPARALLEL:
 
-.PHONY: predict test setup lint unit first-notebook slow slow-tests notebooks figures accuracy clean
+.PHONY: predict test setup lint unit first-notebook slow slow-tests notebooks docs figures accuracy clean
 
 predict: $(VENV)/.runtime
 	$(BIN)/specmodel predict --gpu h100
@@ -45,6 +45,9 @@ first-notebook: $(VENV)/.dev
 notebooks: $(VENV)/.dev
 	@$(STEP) "other notebooks" 600 $(NOTEBOOK_TESTS) $(filter-out $(FIRST_NOTEBOOK),$(wildcard notebooks/*.ipynb))
 
+docs: $(VENV)/.docs
+	@$(STEP) "documentation" 90 $(BIN)/python -m sphinx -q -W --keep-going -n docs build/docs
+
 accuracy: $(VENV)/.runtime
 	$(BIN)/specmodel validate --plot docs/accuracy.png --report docs/accuracy.md
 
@@ -63,6 +66,10 @@ $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,sweep,notebooks,dev]"
+	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	@touch $@ $(VENV)/.runtime
 
 clean:

@@ -132,7 +132,7 @@ def page_rows() -> str:
 
 def test_ci_runs_every_test_that_the_makefile_has() -> None:
     assert "make test VENV" in (run := (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
-    assert "make slow VENV" in run
+    assert "make slow docs VENV" in run
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "\ntest: setup lint unit first-notebook\n" in makefile
     assert "\nslow: setup slow-tests notebooks\n" in makefile
