@@ -12,6 +12,7 @@ from specmodel.hardware import load_device
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
 
 
 def block(start: str) -> str:
@@ -75,7 +76,8 @@ def test_notebook_example_runs() -> None:
     "line",
     [
         text.removeprefix("$ ").split("#")[0].strip()
-        for text in README.replace("\\\n", " ").splitlines()
+        for page in (README, *PAGES)
+        for text in page.replace("\\\n", " ").splitlines()
         if text.startswith("$ specmodel") and "|" not in text
     ],
 )
