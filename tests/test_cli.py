@@ -427,7 +427,7 @@ BAD = [
         ("config.json", "1" * 5000, "not valid JSON"),
         ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "!!python/name:os.system"), "not valid YAML"),
         ("x.yaml", MINIMAL_DEVICE.replace("value: 1.0e+12", "value: '1'"), "must be a number"),
-        ("x.yaml", MINIMAL_DEVICE.replace("source: s}", "source: [s]}"), "source: must be a string"),
+        ("x.yaml", MINIMAL_DEVICE.replace("source: s}", "source: [s]}"), "must be a string"),
         ("x.yaml", MINIMAL_DEVICE.replace("1.0e+12", "9" * 400), "must be a number; got 999"),
     ],
 )
