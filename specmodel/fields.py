@@ -106,6 +106,12 @@ class Fields:
             raise self.error(key, f"must be a string; got {brief(value)}")
         return value
 
+    def refuse_kinds(self, marks: Mapping[str, str]) -> None:
+        """Raise where a key marks the file as one of another kind: key to what it is."""
+        for key, what in marks.items():
+            if key in self.values:
+                raise self.fault(f"{self.where}: is {what}")
+
     def version(self, expected: int, key: str = "schema") -> None:
         """Refuse a file of another version."""
         value = self.raw(key)

@@ -53,6 +53,14 @@ _KEYS = (
     "calibration",
 )  # fmt: skip
 _STATUS = ("released", "announced")
+_OTHER_KINDS = {
+    "fits": "an engine's file, for --engine",
+    "model_type": "a model's description, for --model",
+    "specmodel_architecture": "a model's record, for --model",
+    "points": "what measure prints, for --acceptance",
+}
+"""Keys of files that are given where a device's is expected."""
+
 _VALUE = ("value", "quoted", "note", "source")
 _SCHEMA = 1
 _CITATION = re.compile(r"(.+?) \((.+), (\S+), read (\S+)\)", re.DOTALL)
@@ -373,6 +381,7 @@ def write_device(device: Device, path: str | os.PathLike[str], *, overwrite: boo
 
 def _device(record: Any, where: str) -> Device:
     keys = Fields(record, where, fault=ProfileError)
+    keys.refuse_kinds(_OTHER_KINDS)
     keys.refuse_unknown(_KEYS)
     keys.version(_SCHEMA)
     titles = _titles(keys.mapping("sources"))

@@ -407,6 +407,7 @@ def _read(file: Path | Traversable) -> _Record:
     except ValueError as error:
         raise ProfileError(f"{where}: {error}") from None
     keys = Fields(record, where, fault=ProfileError)
+    keys.refuse_kinds({"datasheet": "a device's file, for --profile or --gpu"})
     keys.refuse_unknown(_KEYS)
     if keys.raw("schema") is True or keys.raw("schema") != _SCHEMA:
         raise keys.error("schema", f"must be {_SCHEMA}; got {brief(keys.raw('schema'))}")

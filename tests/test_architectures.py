@@ -911,3 +911,8 @@ def test_layers_beyond_the_depth_are_refused(key: str, value: int) -> None:
 )  # fmt: skip
 def test_one_resolver_of_names(text: str, name: str) -> None:
     assert sm.load_model(text) == find_model(text) == sm.load_model(name)
+
+
+def test_more_parameters_than_any_model_has() -> None:
+    with pytest.raises(sm.ArchitectureError, match="parameters are more than any model has"):
+        from_dict({**MLA, "moe_intermediate_size": 10**8}, name="x", where="x")

@@ -512,3 +512,20 @@ def test_an_argument_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_family_names_its_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--gpu", "h100", "--model", name]) == 2
     assert f"unknown model '{name}' is a family: say which, such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "message"),
+    [
+        ("--profile", "hardware_profiles/engines/vllm-2025.yaml", "is an engine's file, for"),
+        ("--engine", "hardware_profiles/h100-sxm.yaml", "is a device's file, for --profile or"),
+        ("--model", "hardware_profiles/h100-sxm.yaml", "is a device's file, for --profile"),
+        ("--profile", "specmodel/data/models/llama-3.1-8b.json", "is a model's description, for"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(
+    option: str, file: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = [] if option == "--profile" else ["--gpu", "h100"]
+    assert main(["predict", *gpu, option, str(Path(__file__).parents[1] / file)]) == 2
+    assert message in capsys.readouterr().err

@@ -21,6 +21,7 @@ from specmodel.architectures.sparse import SPARSE
 from specmodel.errors import ArchitectureError, brief, did_you_mean
 from specmodel.files import parse_json, read_text
 
+_MOST_PARAMETERS = 1e14  # some thirty times the largest that anybody has named
 _READERS: dict[str, Family] = {**FAMILIES, **HYBRIDS, **SPARSE, "t5": t5}
 _WRAPPER = re.compile(
     r".*(vision|image|video|audio|media|multimodal|text_config|boa|boi|eoa|eoi|ignore_index).*"
@@ -110,6 +111,11 @@ def from_dict(values: Mapping[str, Any], *, name: str, where: str) -> Architectu
             raise
         raise ArchitectureError(f"{where}: {error}") from None
     keys.refuse_unread()
+    if result.total_params > _MOST_PARAMETERS:
+        raise ArchitectureError(
+            f"{where}: {result.total_params:.3g} parameters are more than any model has "
+            f"(at most {_MOST_PARAMETERS:g})"
+        )
     if not taken:
         return result
     stated = ", ".join(f"{key} {value}" for key, value in taken.items())

@@ -131,6 +131,9 @@ def from_record(values: Any, *, where: str) -> Architecture:
     """
     if not isinstance(values, Mapping):
         raise ArchitectureError(f"{where}: must hold a mapping; got {type(values).__name__}")
+    if "datasheet" in values or "fits" in values:
+        kind = "a device's file, for --profile" if "datasheet" in values else "an engine's file"
+        raise ArchitectureError(f"{where}: is {kind}")
     if MARK not in values:
         raise ArchitectureError(f"{where}: {MARK}: missing: this is no record of a model")
     if values[MARK] is True or values[MARK] != _VERSION:
